@@ -1,0 +1,68 @@
+# `make serve` and `make test` are each the only command needed on a machine with make and Python 3.10 to 3.13.
+# Nothing that is already done is done again. `make help` lists the targets and the variables.
+
+PYTHON ?= python3
+VENV ?= .venv
+HOST ?= 127.0.0.1
+PORT ?= 3000
+SERVICE ?= integration.service:LLM
+DEMO_MODEL ?= smollm2-135m-instruct
+# A second package index to take torch from, e.g. one that holds CPU builds. The default index serves a CUDA build on
+# Linux, which brings several GB of libraries.
+TORCH_INDEX ?=
+# Tests compile and interpret the Triton kernels without a GPU. CUDA builds of torch bring their own Triton.
+TRITON ?= triton==3.9.0
+TESTS ?= tests
+PYTEST_ARGS ?=
+
+export BENTOML_DO_NOT_TRACK ?= True
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/*.cpp kernels/cb_kernels/cpu/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help install model serve test lint type check clean
+
+help: ## List the targets and the variables.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables (now): PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) SERVICE=$(SERVICE)"
+	@echo "  TORCH_INDEX=$(TORCH_INDEX) TRITON=$(TRITON) TESTS=$(TESTS) PYTEST_ARGS=$(PYTEST_ARGS)"
+	@echo "  BENTOML_HOME=$${BENTOML_HOME:-$$HOME/bentoml (default)} holds the models; CB_<FIELD> sets the engine (README.md)."
+
+install: $(STAMP) ## Create the virtual environment with everything that serving and testing need.
+
+$(STAMP): pyproject.toml constraints.txt $(NATIVE_SOURCES)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 13) else \
+	    f"Python 3.10 to 3.13 is needed, $(PYTHON) is {v[0]}.{v[1]}: set PYTHON=")'
+	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "== installing (the first time takes some minutes)"
+	$(BIN)/python -m pip install --prefer-binary $(addprefix --extra-index-url ,$(TORCH_INDEX)) \
+	    -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --no-deps $(TRITON) \
+	    || echo "== no Triton for this Python or platform: its kernels' tests will say so"
+	@touch $@
+
+model: $(STAMP) ## Fetch the demo model into the BentoML model store.
+	@$(BIN)/python -m cb_backend.bento.models fetch $(DEMO_MODEL)
+
+serve: model ## Serve on http://HOST:PORT (HOST=0.0.0.0 opens it to the network).
+	$(BIN)/bentoml serve $(SERVICE) --host $(HOST) --port $(PORT)
+
+test: model ## Run the tests.
+	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check style and formatting.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(STAMP) ## Check types.
+	$(BIN)/mypy
+
+check: lint type ## Everything that reads the code without running it.
+
+clean: ## Remove the virtual environment and what builds and tests left.
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info kernels/*.egg-info
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+	find kernels -name '*.so' -delete
