@@ -25,14 +25,14 @@ def reference_attention(
 
     Args:
         q: [num_tokens, num_heads, head_dim], any float dtype; num_heads is a multiple of num_kv_heads.
-        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], any float dtype, fp8 included; may be strided.
+        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], any float dtype, fp8 too; may be strided.
         block_tables: int [num_seqs, max_blocks]; entries past a sequence's last block are never read.
         seq_lens: int [num_seqs], keys that the sequence's last query row sees (itself included).
         cu_seqlens: int [num_seqs + 1], first query row of each sequence; rows from cu_seqlens[-1] on are padding.
         scale: multiplies q . k.
         window: a query at position p sees keys in (p - window, p]; 0: all keys up to p.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
-        sinks: [num_heads], a further logit per head in the softmax's denominator that has no value; not scaled or capped.
+        sinks: [num_heads], a further logit per head in the softmax's denominator, without a value; not scaled or capped.
         k_scale, v_scale: [num_kv_heads], what stored K and V are multiplied by (quantized caches).
 
     Returns:
