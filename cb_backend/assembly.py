@@ -1,0 +1,199 @@
+"""Puts an engine together: model, memory, backend, scheduler, thread. The one place that knows all the parts.
+
+`build` does the slow work (loading, sizing, timing the two constants of preemption) and says what it chose in a few
+log lines; after it nothing is configured any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import EngineConfig
+from .core import EngineCore
+from .kv.blocks import BlockPool, HostPool
+from .kv.storage import KVStorage
+from .limits import Limits
+from .memory import plan_memory, usable_cores
+from .model.backends import choose_backend
+from .model.executor import Executor
+from .model.loader import LoadedModel, ModelError, load_model
+from .request import SamplingParams
+from .scheduling.admission import Admission
+from .scheduling.lengths import LengthCurves, validate_class
+from .scheduling.preemption import Preemption
+from .scheduling.scheduler import Scheduler
+from .text.chat import ChatTemplate
+
+logger = logging.getLogger("cb_backend")
+
+
+@dataclass(slots=True)
+class Parts:
+    """What `build` made. Read-only from other threads, except through `core`."""
+
+    config: EngineConfig
+    core: EngineCore
+    limits: Limits
+    loaded: LoadedModel
+    storage: KVStorage
+    admission: Admission
+    curves: LengthCurves
+    chat: ChatTemplate | None
+    backend_name: str
+    _bad_words: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.loaded.name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.limits.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.limits.vocab_size
+
+    def stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        own = frozenset(params.stop_token_ids)
+        return own if params.ignore_eos else own | self.loaded.eos_token_ids
+
+    def bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the banned words, at a text's beginning and after a space."""
+        if not params.bad_words or self.tokenizer is None:
+            return ()
+        found = self._bad_words.get(params.bad_words)
+        if found is None:
+            spellings = [w for word in params.bad_words for w in (word, " " + word.lstrip())]
+            ids = (tuple(self.tokenizer.encode(w, add_special_tokens=False)) for w in spellings)
+            found = tuple(dict.fromkeys(i for i in ids if i))
+            if len(self._bad_words) < 1000:
+                self._bad_words[params.bad_words] = found
+        return found
+
+    def check_class(self, request_class: str | None) -> str:
+        return "" if request_class is None else validate_class(request_class)
+
+    def check_deadline(
+        self, deadline: float | None, now: float, prompt_len: int, max_tokens: int, request_class: str
+    ) -> None:
+        """Refuses what the forecast says cannot be done in time (`admission.refuse_late`)."""
+
+    def compile_constraint(self, params: SamplingParams) -> Any:
+        return None
+
+    def seconds_until_start(self, waiting: int) -> float:
+        return waiting * max(self.core.seconds_per_step, 0.01)
+
+    def save_state(self) -> None:
+        """Keeps what was learnt, for the next start."""
+        if self.config.admission.curves_file:
+            self.curves.save(Path(self.config.admission.curves_file))
+
+    def stats(self) -> dict[str, float]:
+        scheduler, pool = self.core.scheduler, self.core.scheduler.pool
+        counts = scheduler.counters
+        cost = scheduler.preemption.cost
+        return {
+            "running": len(scheduler.running),
+            "waiting": scheduler.num_waiting + self.core.num_unread,
+            "swapped": scheduler.num_swapped,
+            "steps": scheduler.step,
+            "kv_blocks": pool.num_blocks,
+            "kv_blocks_used": pool.num_used,
+            "kv_blocks_cached": pool.num_cached,
+            "kv_blocks_free": pool.available - pool.num_cached,
+            "host_blocks": scheduler.host.num_blocks,
+            "host_blocks_used": scheduler.host.num_used,
+            "block_size": pool.block_size,
+            "bytes_per_block": self.storage.bytes_per_block,
+            "prefix_queried_tokens": pool.queried_tokens,
+            "prefix_hit_tokens": pool.hit_tokens,
+            "computed_tokens": counts["computed_tokens"],
+            "generated_tokens": counts["generated_tokens"],
+            "recomputed_tokens": counts["recomputed_tokens"],
+            "preemptions_swap": counts["preemptions_swap"],
+            "preemptions_recompute": counts["preemptions_recompute"],
+            "swapped_bytes": counts["swapped_blocks"] * self.storage.bytes_per_block,
+            **{
+                f"finished_{reason}": counts[f"finished_{reason}"]
+                for reason in ("stop", "length", "abort", "timeout", "error", "tool_calls")
+            },
+            "seconds_per_step": self.core.seconds_per_step,
+            "plan_seconds": self.core.time.plan,
+            "device_seconds": self.core.time.device,
+            "settle_seconds": self.core.time.settle,
+            "swap_seconds_per_block": cost.swap_seconds_per_block,
+            "recompute_seconds_per_token": cost.recompute_seconds_per_token,
+        }
+
+
+def build(config: EngineConfig) -> Parts:
+    """Loads and connects everything.
+
+    Raises:
+        ModelError: the model or the memory does not allow serving; the message says what to do.
+    """
+    threads = config.num_threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or usable_cores()
+    torch.set_num_threads(threads)
+    loaded = load_model(config)
+    memory = plan_memory(config, loaded)
+    storage = KVStorage(
+        loaded.geometry, memory.num_blocks, config.block_size, memory.num_host_blocks, loaded.dtype, loaded.device
+    )
+    backend = choose_backend(config, loaded)
+    executor = Executor(loaded.model, storage, backend)
+    pool = BlockPool(memory.num_blocks, config.block_size, config.enable_prefix_caching)
+    host = HostPool(memory.num_host_blocks)
+    curves = LengthCurves()
+    if config.admission.curves_file:
+        curves.load(Path(config.admission.curves_file))
+    admission = Admission(config.admission, memory.num_blocks, config.block_size, curves)
+    preemption = Preemption(pool, host, config.preemption, executor.measure_costs())
+    scheduler = Scheduler(
+        pool,
+        host,
+        admission,
+        preemption,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+    limits = Limits(
+        memory.max_model_len, loaded.vocab_size, memory.num_blocks * config.block_size, scheduler.max_running
+    )
+    chat = ChatTemplate(loaded.tokenizer) if loaded.tokenizer is not None else None
+    logger.info(
+        "%s: %s on %s (%d threads), attention %s; KV pool %d blocks of %d tokens (%.2f GiB, %d sequences of %d); "
+        "host pool %d blocks; budget %d tokens a step; admission %s (risk %g); preemption %s",
+        config.served_model_name or loaded.name,
+        str(loaded.dtype).removeprefix("torch."),
+        loaded.device,
+        threads,
+        backend.name,
+        memory.num_blocks,
+        config.block_size,
+        memory.num_blocks * storage.bytes_per_block / 2**30,
+        memory.num_blocks * config.block_size // memory.max_model_len,
+        memory.max_model_len,
+        memory.num_host_blocks,
+        config.max_num_batched_tokens,
+        config.admission.policy,
+        config.admission.risk,
+        config.preemption,
+    )
+    return Parts(
+        config, EngineCore(scheduler, executor), limits, loaded, storage, admission, curves, chat, backend.name
+    )
+
+
+__all__ = ["ModelError", "Parts", "build"]

@@ -1,0 +1,144 @@
+"""What an operator can set, with units, defaults and reasons.
+
+`EngineConfig` is the whole public configuration. Every field can also be set for the shipped service by an
+environment variable: `CB_` + the field name in capitals, nested fields joined by two underscores
+(`CB_NUM_KV_BLOCKS=500`, `CB_ADMISSION__RISK=0.05`); `EngineConfig.from_env` reads them.
+This module imports neither torch nor bentoml, so that a bad value is reported before anything heavy loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*$", re.IGNORECASE)
+_UNIT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(value: Any) -> int:
+    """Bytes from `4294967296`, `"4GiB"`, `"512MB"` or `"0"`.
+
+    Raises:
+        ValueError: the value is not a size: negative, boolean, NaN or with an unknown unit.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"must be a number of bytes or a size such as '4GiB', not {value!r}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(f"must not be negative, got {value}")
+        return value
+    match = _SIZE.match(value)
+    if match is None:
+        raise ValueError(f"must be a size such as '4GiB', '512MiB' or '0', not {value!r}")
+    number, unit = match.groups()
+    return int(float(number) * _UNIT[unit.lower().removesuffix("b")])
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_size)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, allow_inf_nan=False)
+
+
+class AdmissionConfig(_Section):
+    """When a waiting request may take memory."""
+
+    policy: Literal["forecast", "worst_case", "prompt"] = Field(
+        "forecast",
+        description="`forecast`: admit when the forecast peak of memory fits with probability 1 - risk. "
+        "`worst_case`: admit when prompt + max_tokens of everybody fits. `prompt`: admit when the prompt fits.",
+    )
+    risk: float = Field(
+        0.01, gt=0.0, lt=1.0, description="Accepted probability that an admission later overflows the KV pool."
+    )
+    refuse_late: bool = Field(
+        True, description="Refuse a request at once when the forecast says that its deadline cannot be met."
+    )
+    curves_file: str | None = Field(
+        None, description="JSON file that keeps the observed output lengths over a restart; absent: start blind."
+    )
+
+
+class EngineConfig(_Section):
+    """Configuration of one engine (one model, one KV pool, one thread)."""
+
+    model: str = Field(description="Directory, BentoML model tag or Hugging Face id.")
+    tokenizer: str | None = Field(None, description="Where the tokenizer is, if not beside the model.")
+    served_model_name: str | None = Field(None, description="Id that HTTP clients use; default: the model's name.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="`auto`: the checkpoint's; float32 on a CPU without fast bf16."
+    )
+    device: str = Field("auto", description="`auto`: CUDA if present, else CPU. Otherwise a torch device.")
+    max_model_len: int | None = Field(
+        None, gt=0, description="Longest prompt + output in tokens; default: what the model was trained for."
+    )
+    block_size: int = Field(32, ge=1, le=1024, description="Tokens in one KV block.")
+    num_kv_blocks: int | None = Field(None, gt=0, description="Blocks in the KV pool; default: from memory.")
+    kv_cache_memory: ByteSize | None = Field(
+        None, description="Size of the KV pool; default: what the device has left (see `gpu_memory_utilization`)."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0.0, le=1.0, description="Share of the free device memory that the KV pool may take (GPU only)."
+    )
+    swap_space: ByteSize = Field(
+        2**32, description="Host memory for the KV of preempted requests; `0` turns swapping off."
+    )
+    max_num_batched_tokens: int = Field(512, ge=1, description="Token budget m of one step.")
+    max_num_seqs: int = Field(256, ge=1, description="Most sequences running at once.")
+    enable_prefix_caching: bool = Field(True, description="Share the KV of equal prompt beginnings.")
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
+    preemption: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="How a preempted request comes back; `auto`: the cheaper by measured cost."
+    )
+    max_queue_size: int = Field(1024, ge=1, description="Waiting requests before new ones get 429.")
+    attention_backend: Literal["auto", "triton", "cpu", "torch", "reference"] = Field(
+        "auto", description="`auto`: triton on a GPU; on a CPU the native kernel, or torch where it is absent."
+    )
+    num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores this process may use.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seeds the requests that bring no seed of their own.")
+
+    @field_validator("model")
+    @classmethod
+    def _not_empty(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must name a directory, a BentoML model tag or a Hugging Face id")
+        return value
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> EngineConfig:
+        """Reads `CB_*` variables over the defaults; `overrides` win over the environment.
+
+        Raises:
+            pydantic.ValidationError: a variable has a bad value or names no field.
+        """
+        values: dict[str, Any] = {}
+        for key, raw in sorted((os.environ if environ is None else environ).items()):
+            if not key.startswith("CB_"):
+                continue
+            path = key[3:].lower().split("__")
+            if path[0] in cls.model_fields:
+                set_by_path(values, path, raw)
+        return cls(**{**values, **overrides})
+
+    def replace(self, assignments: Mapping[str, str]) -> EngineConfig:
+        """A copy with dotted fields set from text, as `--set admission.policy=prompt` gives them."""
+        values = self.model_dump()
+        for dotted, raw in assignments.items():
+            set_by_path(values, dotted.split("."), raw)
+        return type(self)(**values)
+
+
+def set_by_path(values: dict[str, Any], path: list[str], raw: str) -> None:
+    """Sets `values[path[0]][path[1]]...` to `raw`, read as JSON where it is JSON (`true`, `3`), else as text."""
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    try:
+        values[path[-1]] = json.loads(raw)
+    except ValueError:
+        values[path[-1]] = raw

@@ -1,0 +1,426 @@
+"""The public engine: checks and tokenizes requests, hands them to the engine thread, turns tokens into text.
+
+    with Engine(EngineConfig(model="path/to/model")) as engine:
+        outputs = engine.generate(["Once upon a time"], SamplingParams(max_tokens=16, temperature=0.0))
+
+Everything here runs on the caller's thread or event loop. Knows nothing of HTTP or bentoml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import queue
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from .assembly import Parts, build
+from .config import EngineConfig
+from .core import Add, End, EngineCore
+from .request import (
+    FinishReason,
+    Request,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    Sink,
+    Timings,
+    TokenDelta,
+)
+from .text.output import OutputBuilder
+
+logger = logging.getLogger("cb_backend")
+
+Prompt = str | Sequence[int]
+
+# A prompt of more characters than this is tokenized off the event loop.
+_TOKENIZE_INLINE = 20_000
+
+
+class Engine:
+    """One model, one KV pool, one engine thread.
+
+    Args:
+        config: or the fields of an `EngineConfig` as keywords: `Engine(model="...")`.
+    """
+
+    def __init__(self, config: EngineConfig | None = None, **fields: Any) -> None:
+        self.config = config if config is not None else EngineConfig(**fields)
+        self._parts: Parts | None = None
+        self._arrivals = itertools.count()
+        self._open_ids: set[str] = set()
+        self._lock = threading.Lock()  # guards _open_ids and starting
+        self._mailboxes: dict[asyncio.AbstractEventLoop, _Mailbox] = {}
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Loads the model and starts the engine thread; returns when requests can be served. May be called again.
+
+        Raises:
+            ModelError: the model cannot be found, loaded or served; the message says what to do.
+        """
+        with self._lock:
+            if self._parts is None:
+                self._parts = build(self.config)
+                self._parts.core.start()
+        return self
+
+    def close(self) -> None:
+        """Aborts what is unfinished, stops the engine thread and frees the memory."""
+        with self._lock:
+            parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.core.stop()
+            parts.save_state()
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def parts(self) -> Parts:
+        if self._parts is None:
+            raise RuntimeError("the engine is not started: use `with Engine(...)` or call start()")
+        return self._parts
+
+    @property
+    def core(self) -> EngineCore:
+        return self.parts.core
+
+    @property
+    def is_ready(self) -> bool:
+        return self._parts is not None and self._parts.core.is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine thread died; true while it runs and before it was started."""
+        return self._parts is None or self._parts.core.is_alive
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.parts.tokenizer
+
+    @property
+    def chat(self) -> Any:
+        return self.parts.chat
+
+    @property
+    def model_name(self) -> str:
+        return self.parts.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.parts.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.parts.vocab_size
+
+    def stats(self) -> dict[str, float]:
+        """Plain numbers of this moment and counts since the start; the source of the metrics."""
+        return self.parts.stats()
+
+    # -- generating -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Runs all prompts together and returns their outputs in order. Blocks the calling thread.
+
+        Args:
+            prompts: texts or lists of token ids, or a single one.
+            params: one for all, or one per prompt; default: `SamplingParams()`.
+            options: as for `stream`, for all prompts.
+
+        Returns:
+            One output per prompt; with `n > 1` it is the first choice and `choices` holds all of them.
+        """
+        self.start()
+        batch = _as_batch(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
+        if len(each) != len(batch):
+            raise ValueError(f"{len(batch)} prompts but {len(each)} sampling parameters")
+        deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
+        readers: dict[str, _Reader] = {}
+        order: list[str] = []
+        try:
+            for prompt, one in zip(batch, each, strict=True):
+                reader = self._open(self._encode(prompt), one, deltas.put, unbounded=True, **options)
+                readers[reader.request_id] = reader
+                order.append(reader.request_id)
+            unfinished = set(order)
+            while unfinished:
+                delta = deltas.get()
+                reader = readers[delta.request_id]
+                reader.feed(delta)
+                if reader.done:
+                    unfinished.discard(delta.request_id)
+        finally:
+            for reader in readers.values():
+                reader.close()
+        return [readers[request_id].result() for request_id in order]
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        request_class: str | None = None,
+        salt: str | None = None,
+        trace_context: Any = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields outputs as their tokens come; the last one of each choice has a `finish_reason`.
+
+        Closing the generator (or cancelling the task that reads it) ends the request in the engine.
+
+        Args:
+            priority: lower is served first.
+            timeout: seconds from now, queueing included; then the output ends with reason `timeout`.
+            request_class: groups requests with similar output lengths for the memory forecast.
+            salt: requests with different salts never share cached K/V.
+
+        Raises:
+            RequestError: before the first output, if the request cannot be served.
+        """
+        if isinstance(prompt, str) and len(prompt) > _TOKENIZE_INLINE:
+            token_ids = await asyncio.to_thread(self._encode, prompt)
+        else:
+            token_ids = self._encode(prompt)
+        deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        mailbox = self._mailbox(asyncio.get_running_loop())
+        reader = self._open(
+            token_ids,
+            params or SamplingParams(),
+            lambda delta: mailbox.post(deltas, delta),
+            request_id=request_id,
+            priority=priority,
+            timeout=timeout,
+            request_class=request_class,
+            salt=salt,
+            trace_context=trace_context,
+        )
+        try:
+            while not reader.done:
+                output = reader.feed(await deltas.get())
+                if output is not None:
+                    yield output
+        finally:
+            reader.close()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request: its reader gets what was generated, with reason `abort`. Unknown ids do nothing."""
+        self.core.send(End(request_id, FinishReason.ABORT))
+
+    # -- from a client's request to the engine's --------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model has no tokenizer: send token ids", param="prompt")
+            return self.tokenizer(prompt)["input_ids"]
+        return list(prompt)
+
+    def _open(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        request_class: str | None = None,
+        salt: str | None = None,
+        trace_context: Any = None,
+        unbounded: bool = False,
+    ) -> _Reader:
+        """Checks a request and sends it to the engine thread.
+
+        Raises:
+            RequestError: it cannot be served; nothing was changed.
+        """
+        parts = self.parts
+        now = time.monotonic()
+        max_tokens = parts.limits.check_prompt(token_ids, params)
+        parts.limits.check_params(params)
+        deadline = None if timeout is None else now + _seconds(timeout)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(
+                f"'priority': must be an integer, lower is served first (got {priority!r})", param="priority"
+            )
+        if not parts.core.is_alive:
+            raise RequestError("the engine has stopped", status=503, code="engine_stopped", retry_after=5.0)
+        request_class = parts.check_class(request_class)
+        parts.check_deadline(deadline, now, len(token_ids), max_tokens, request_class)
+        if not unbounded:
+            self._check_queue()
+        order = next(self._arrivals)
+        request_id = request_id or f"cb-{uuid.uuid4().hex}"
+        constraint = parts.compile_constraint(params)
+        choices = [
+            Request(
+                request_id,
+                len(token_ids),
+                list(token_ids),
+                params,
+                max_tokens,
+                parts.stop_ids(params),
+                _seed_of_choice(params.seed, self.config.seed, order, index),
+                Timings(now),
+                sink,
+                index=index,
+                priority=priority,
+                order=order,
+                deadline=deadline,
+                request_class=request_class,
+                salt=salt or "",
+                bad_word_ids=parts.bad_word_ids(params),
+                constraint=constraint if index == 0 or constraint is None else constraint.fork(),
+                trace_context=trace_context,
+            )
+            for index in range(params.n)
+        ]
+        with self._lock:
+            if request_id in self._open_ids:
+                raise RequestError(f"'request_id': {request_id!r} is already in use", param="request_id")
+            self._open_ids.add(request_id)
+        reader = _Reader(self, choices, token_ids)
+        parts.core.send(Add(choices))
+        return reader
+
+    def _check_queue(self) -> None:
+        waiting = self.core.scheduler.num_waiting + self.core.num_unread
+        if waiting >= self.config.max_queue_size:
+            seconds = max(1.0, math.ceil(self.parts.seconds_until_start(waiting)))
+            raise RequestError(
+                f"the queue is full ({waiting} of {self.config.max_queue_size} wait); retry in {seconds:.0f} s",
+                status=429,
+                code="queue_full",
+                retry_after=seconds,
+            )
+
+    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> _Mailbox:
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = _Mailbox(loop)
+        return mailbox
+
+
+class _Reader:
+    """One request as its reader sees it: a builder per choice."""
+
+    def __init__(self, engine: Engine, choices: Sequence[Request], prompt_ids: Sequence[int]) -> None:
+        self.request_id = choices[0].request_id
+        self._engine = engine
+        self._builders = [
+            OutputBuilder(engine.tokenizer, c.params, c.request_id, tuple(prompt_ids), c.index) for c in choices
+        ]
+        self._last: list[RequestOutput | None] = [None] * len(choices)
+        self._unfinished = len(choices)
+        self._closed = False
+
+    @property
+    def done(self) -> bool:
+        return self._unfinished == 0
+
+    def feed(self, delta: TokenDelta) -> RequestOutput | None:
+        builder = self._builders[delta.index]
+        if builder.finished:
+            return None  # what the engine did before it heard of the stop string
+        output = builder.feed(delta)
+        if output is not None:
+            self._last[delta.index] = output
+        if builder.finished:
+            self._unfinished -= 1
+            if builder.stopped_by_text:
+                self._engine.core.send(End(self.request_id, FinishReason.STOP, delta.index))
+            if self._unfinished == 0:
+                self._release_id()
+        return output
+
+    def result(self) -> RequestOutput:
+        outputs = tuple(output for output in self._last if output is not None)
+        if len(outputs) == 1:
+            return outputs[0]
+        return outputs[0].with_choices(outputs)
+
+    def close(self) -> None:
+        """Ends what is unfinished in the engine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._unfinished:
+            self._release_id()
+            if self._engine.is_ready:
+                self._engine.core.send(End(self.request_id, FinishReason.ABORT))
+
+    def _release_id(self) -> None:
+        with self._engine._lock:
+            self._engine._open_ids.discard(self.request_id)
+
+
+class _Mailbox:
+    """From the engine thread to one event loop: all deltas of a step wake the loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posts: list[tuple[asyncio.Queue[TokenDelta], TokenDelta]] = []
+        self._lock = threading.Lock()
+
+    def post(self, reader: asyncio.Queue[TokenDelta], delta: TokenDelta) -> None:
+        with self._lock:
+            self._posts.append((reader, delta))
+            first = len(self._posts) == 1
+        if first:
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: nobody reads any more
+                logger.debug("a reader's event loop is closed")
+
+    def _deliver(self) -> None:
+        with self._lock:
+            posts, self._posts = self._posts, []
+        for reader, delta in posts:
+            reader.put_nowait(delta)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise RequestError(f"'timeout': must be a positive number of seconds (got {timeout!r})", param="timeout")
+    return float(timeout)
+
+
+def _seed_of_choice(seed: int | None, engine_seed: int, order: int, index: int) -> int:
+    """Choice 0 of a seeded request has the seed itself; every other choice and unseeded request a value of its own."""
+    if seed is None:
+        seed = _mix(engine_seed, order + 1)
+    return seed if index == 0 else _mix(seed, index)
+
+
+def _mix(a: int, b: int) -> int:
+    """A signed 64-bit value that depends on every bit of both (splitmix64's finalizer)."""
+    z = (a * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    z ^= z >> 31
+    return z - 2**64 if z >= 2**63 else z

@@ -1,0 +1,67 @@
+"""The tensors behind the block ids: one KV tensor on the device, one pool of blocks in host memory.
+
+    device  [num_blocks + 1, num_layers, 2, num_kv_heads, block_size, head_dim]   (the last block is the trash block)
+    host    [num_host_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]  (pinned where the device is CUDA)
+
+A block is one contiguous run of bytes over all layers, so swapping a block is one copy. Knows tensors and ids, no
+requests. Padding rows of static-shape batches write to the trash block, which nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """Shape of one token's K/V. `head_dim` and `num_kv_heads` are the same in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_heads: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+
+class KVStorage:
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.trash_block = num_blocks
+        shape = (geometry.num_layers, 2, geometry.num_kv_heads, block_size, geometry.head_dim)
+        # Zeroed: a never-written slot that a masked tile reads must not be NaN.
+        self.device = torch.zeros(num_blocks + 1, *shape, dtype=dtype, device=device)
+        # Empty: host pages are touched, and so taken, only when something is swapped.
+        self.host = torch.empty(num_host_blocks, *shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.bytes_per_block = block_size * geometry.bytes_per_token(dtype)
+        # [num_blocks + 1, num_kv_heads, block_size, head_dim] views, one K and one V per layer
+        self.layers = [(self.device[:, i, 0], self.device[:, i, 1]) for i in range(geometry.num_layers)]
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (device block, host block) pairs to the host."""
+        for device_block, host_block in pairs:
+            self.host[host_block].copy_(self.device[device_block], non_blocking=True)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (host block, device block) pairs back."""
+        for host_block, device_block in pairs:
+            self.device[device_block].copy_(self.host[host_block], non_blocking=True)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (source, destination) device blocks: the copy of copy-on-write."""
+        for source, destination in pairs:
+            self.device[destination].copy_(self.device[source])

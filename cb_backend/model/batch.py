@@ -1,0 +1,86 @@
+"""One step's sequences as flat tensors: all tokens in one row, no padding, no mask.
+
+Made on the host from a `StepPlan` and copied to the device in one go; read by the attention backends through
+`RaggedBatch`, which travels to them as a keyword argument of the model's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kv.storage import KVStorage
+from ..request import Assignment
+
+
+@dataclass(slots=True, eq=False)
+class RaggedBatch:
+    """S sequences with T query tokens in all; `q_lens[i]` of them belong to sequence i and end at key `kv_lens[i]`."""
+
+    input_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    slots: torch.Tensor  # [T] int64: block * block_size + offset where the token's K/V go
+    block_tables: torch.Tensor  # [S, max_blocks] int32, padded with 0
+    seq_lens: torch.Tensor  # [S] int32: keys that the last query row of each sequence sees
+    cu_seqlens: torch.Tensor  # [S + 1] int32: first query row of each sequence
+    q_lens: list[int]
+    kv_lens: list[int]
+    storage: KVStorage
+    scratch: dict[Any, Any] = field(default_factory=dict)  # what a backend makes once a step for all its layers
+
+    @property
+    def max_q_len(self) -> int:
+        return max(self.q_lens)
+
+
+def build_batch(assignments: Sequence[Assignment], storage: KVStorage, device: torch.device) -> RaggedBatch:
+    """The ragged batch of these assignments, in their order. Ids still on the device are 0 here (see executor.py)."""
+    size = storage.block_size
+    num_seqs = len(assignments)
+    q_lens = [item.num_tokens for item in assignments]
+    kv_lens = [item.start + item.num_tokens for item in assignments]
+    total = sum(q_lens)
+    widest = max(-(-n // size) for n in kv_lens)
+
+    ids = np.zeros(total, dtype=np.int64)
+    positions = np.empty(total, dtype=np.int64)
+    slots = np.empty(total, dtype=np.int64)
+    tables = np.zeros((num_seqs, widest), dtype=np.int32)
+    cu = np.zeros(num_seqs + 1, dtype=np.int32)
+    np.cumsum(q_lens, out=cu[1:])
+    row = 0
+    for i, item in enumerate(assignments):
+        request, start, n = item.request, item.start, item.num_tokens
+        blocks = request.blocks[: -(-kv_lens[i] // size)]
+        tables[i, : len(blocks)] = blocks
+        if n == 1:
+            if start < len(request.token_ids):
+                ids[row] = request.token_ids[start]
+            positions[row] = start
+            slots[row] = blocks[start // size] * size + start % size
+        else:
+            known = request.token_ids[start : start + n]
+            ids[row : row + len(known)] = known
+            where = np.arange(start, start + n)
+            positions[row : row + n] = where
+            slots[row : row + n] = tables[i, where // size].astype(np.int64) * size + where % size
+        row += n
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    return RaggedBatch(
+        input_ids=put(ids),
+        positions=put(positions),
+        slots=put(slots),
+        block_tables=put(tables),
+        seq_lens=put(np.asarray(kv_lens, dtype=np.int32)),
+        cu_seqlens=put(cu),
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+        storage=storage,
+    )

@@ -1,0 +1,51 @@
+"""From hidden states to float32 logits: the final projection of a causal language model, for chosen rows only.
+
+Half-precision logits are coarse (two tokens often tie), so the projection accumulates and returns float32. What the
+model's own forward does after its output embedding (scale, softcap) is read off its configuration and then checked
+once against the model itself; a model that does something else keeps its own forward, in its own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+
+class Projection:
+    """`hidden [rows, hidden_size]` -> logits `[rows, vocab_size]`, float32."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        head = model.get_output_embeddings()
+        if head is None:
+            raise ValueError(f"{type(model).__name__} has no output embedding, so it cannot generate")
+        config = model.config.get_text_config()
+        self.weight = head.weight.detach()  # [vocab_size, hidden_size]
+        self.bias = None if getattr(head, "bias", None) is None else head.bias.detach().float()
+        self.vocab_size = self.weight.shape[0]
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self._multiply = _float32_product(self.weight)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._multiply(hidden)
+        if self.bias is not None:
+            logits += self.bias
+        if self.scale != 1.0:
+            logits *= self.scale
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+
+def _float32_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`hidden -> hidden @ weight.T` with float32 results; without a float32 copy of `weight` where the device can."""
+    if weight.dtype == torch.float32:
+        return lambda hidden: torch.nn.functional.linear(hidden.float(), weight)
+    if weight.device.type == "cuda":
+        transposed = weight.t()
+        return lambda hidden: torch.mm(hidden.to(weight.dtype), transposed, out_dtype=torch.float32)
+    wide = weight.float()
+    return lambda hidden: torch.nn.functional.linear(hidden.float(), wide)

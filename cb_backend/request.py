@@ -1,0 +1,390 @@
+"""The core nouns: what a client asks (`SamplingParams`), what the engine keeps (`Request`), what comes back.
+
+There is no prefill or decode state. A request has `num_known` tokens (prompt and generated) and `num_computed` tokens
+whose K/V are in the cache; a step makes computed catch up with known. A request that lacks exactly one token decodes.
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_CHOICES = 128
+
+
+class FinishReason(str, enum.Enum):
+    """Why a request ended; the values are OpenAI's where OpenAI has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    TOOL_CALLS = "tool_calls"
+
+
+class RequestError(ValueError):
+    """A request that cannot be served: what the client gets as a 4xx.
+
+    Attributes:
+        param: the field at fault, as the client named it, or None.
+        status: HTTP status: 400, 404, 413, 429 or 503.
+        code: short machine-readable word, e.g. `context_length_exceeded`.
+        retry_after: seconds after which the same request may succeed (429 and 503).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str = "invalid_value",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+
+
+def _one_or_many(value: Any) -> Any:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not a boolean")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_no_bool), Field(strict=True)]
+Float = Annotated[float, BeforeValidator(_no_bool)]
+NonEmpty = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of one request are chosen. Names are those of the OpenAI API and vLLM.
+
+    Order of the filters on one row of logits, all in float32: logit_bias, bad_words and min_tokens masks; repetition,
+    presence and frequency penalties; temperature; top_k; top_p; min_p; then Gumbel-max with stateless noise
+    (`hash(seed, position, token id)`), so that neither neighbours nor preemption change the outcome.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_tokens: Int | None = Field(None, ge=0, description="None: to the end of the context.")
+    min_tokens: Int = Field(0, ge=0, description="No end id before this many tokens.")
+    temperature: Float = Field(1.0, ge=0.0, le=100.0, description="0 is greedy.")
+    top_p: Float = Field(1.0, gt=0.0, le=1.0)
+    top_k: Int = Field(0, ge=-1, description="0 or -1: off.")
+    min_p: Float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: Float = Field(1.0, gt=0.0, le=100.0)
+    presence_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[int, Annotated[Float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict)
+    bad_words: Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_many)] = ()
+    seed: Int | None = Field(None, ge=-(2**63), lt=2**63)
+    n: Int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_many)] = Field((), max_length=MAX_STOPS)
+    stop_token_ids: tuple[Int, ...] = Field((), max_length=1024)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Top alternatives per output token.")
+    prompt_logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="The same for the prompt.")
+    response_format: Mapping[str, Any] | None = Field(
+        None, description="`json_object`, `json_schema`, `regex` or `choice`."
+    )
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> SamplingParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}")
+        return self
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Builds parameters from a client's fields.
+
+        Raises:
+            RequestError: names the first field at fault, its allowed range and the value it had.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise request_error(error) from None
+
+    @property
+    def greedy(self) -> bool:
+        # Below this, exp((a - b) / T) is 0 for any two distinct float32 logits, and dividing by it would overflow.
+        return self.temperature < 1e-5
+
+
+def request_error(error: ValidationError) -> RequestError:
+    """One sentence for the client out of pydantic's report."""
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-")) or None
+    reason = first["msg"].removeprefix("Value error, ")
+    got = repr(first.get("input"))
+    shown = got if len(got) <= 80 else got[:77] + "..."
+    where = f"'{param}': " if param else ""
+    return RequestError(f"{where}{reason[0].lower() + reason[1:]} (got {shown})", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, summed over its choices."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One position's log-probabilities: of the chosen token, and of the `top` most likely ones (id, value)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """What settling one step gives to one request's reader. Crosses from the engine thread to the reader's.
+
+    `token_ids` are the new ones (an end id included); `finish_reason` is set on the last delta only. `at` is
+    `time.monotonic()` seconds of the step's end.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cached_tokens: int = 0
+    timings: Timings | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of a request's life, `time.monotonic()` seconds (None: did not happen) and counts."""
+
+    arrival: float
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    preemptions: int = 0
+    swapped_bytes: int = 0
+    recomputed_tokens: int = 0
+
+    @property
+    def queued(self) -> float | None:
+        """Seconds from arrival to first admission."""
+        return None if self.admitted is None else self.admitted - self.arrival
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a client sees of one choice: cumulative text and ids, and `delta`, what is new since the last output."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "abort", "timeout", "error", "tool_calls"] | None = None
+    stop_reason: int | str | None = None
+    usage: Usage = Usage()
+    logprobs: tuple[Logprob, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    timings: Timings | None = None
+    delta: Delta | None = None
+    index: int = 0
+    error: str | None = None
+    choices: tuple[RequestOutput, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def with_choices(self, choices: tuple[RequestOutput, ...]) -> RequestOutput:
+        """This output as the first of all choices of its request."""
+        return replace(self, choices=choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The new part of one `RequestOutput`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] | None = None
+
+
+class Status(enum.Enum):
+    """Where a request is: `SWAPPED` and `WAITING` hold no device blocks, `RUNNING` holds them for all known tokens."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    SWAPPED = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Constraint(Protocol):
+    """What structured output asks of a request's next token (see text/grammar.py)."""
+
+    def allowed(self) -> Any:
+        """Bit mask over the vocabulary: int32 [ceil(vocab / 32)], 1 = allowed."""
+
+    def accept(self, token_id: int) -> None: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+
+Sink = Callable[[TokenDelta], None]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence in the engine. Only the engine thread touches it. `n` choices are `n` requests of one group.
+
+    Invariant: 0 <= num_computed <= num_known; while RUNNING, `blocks` covers at least `num_computed` tokens.
+    """
+
+    request_id: str
+    prompt_len: int
+    token_ids: list[int]  # prompt, then generated
+    params: SamplingParams
+    max_tokens: int  # resolved: never None
+    stop_ids: frozenset[int]  # end ids that finish it (empty of eos with ignore_eos)
+    seed: int
+    timings: Timings
+    sink: Sink
+    index: int = 0
+    priority: int = 0
+    order: int = 0  # arrival number: breaks ties, never reused
+    deadline: float | None = None  # time.monotonic() seconds
+    request_class: str = ""
+    salt: str = ""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
+    trace_context: Any = None
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_in_flight: int = 0  # tokens sampled by planned steps that have not settled yet
+    num_cached: int = 0  # prompt tokens whose K/V came from the prefix cache at first admission
+    blocks: list[int] = field(default_factory=list)  # device block ids, in token order
+    host_blocks: list[int] = field(default_factory=list)  # host pool block ids while SWAPPED
+    block_nodes: list[int] = field(default_factory=list)  # prefix-index node of each full block (kv/blocks.py)
+    forks: list[Request] = field(default_factory=list)  # choices waiting for this one's prefill
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # collected until the prompt is computed
+    queued: bool = False  # has an entry in the waiting heap
+    preempted: bool = False  # lost its memory and has not yet come back
+    progressed: bool = True  # made a token since it last came back
+    computed_high: int = 0  # most tokens ever computed: what is computed again below it was recomputed
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_settled(self) -> int:
+        """Generated tokens that the host has seen."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens a step may still compute for it."""
+        return self.num_known - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return self.num_known - self.prompt_len
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service: a lower priority number first, then arrival, then choice."""
+        return (self.priority, self.order, self.index)
+
+    @property
+    def needs_host_tokens(self) -> bool:
+        """Its next token depends on the ids before it by more than the K/V: grammar, penalties, banned words."""
+        params = self.params
+        return (
+            self.constraint is not None
+            or bool(self.bad_word_ids)
+            or params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`num_tokens` tokens of one request in one step, from position `start`; `samples`: its last row is sampled."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does, in this order: copies, then the ragged forward, then sampling.
+
+    `assignments`: decodes first, then chunks. `samplers`: one entry per sampled row, (request, row of its logits); a
+    request that forks after its prefill samples the same row once per choice.
+    """
+
+    step: int
+    assignments: tuple[Assignment, ...]
+    samplers: tuple[tuple[Request, int], ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
+    swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
+    copies: tuple[tuple[int, int], ...] = ()  # (device block, device block): copy on write
+    admitted: tuple[Request, ...] = ()
+    resumed: tuple[Request, ...] = ()
+    preempted: tuple[tuple[Request, str], ...] = ()  # (request, "swap" | "recompute")
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.assignments)
+
+    def __bool__(self) -> bool:
+        return bool(self.assignments or self.swap_out or self.swap_in or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device gave back, one entry per `StepPlan.samplers` entry, in its order."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[Logprob | None] = ()
+    prompt_logprobs: Mapping[str, Sequence[Logprob]] = field(default_factory=dict)  # by request id: this chunk's rows
+    errors: Mapping[int, str] = field(default_factory=dict)  # samplers entry -> what went wrong with that row alone

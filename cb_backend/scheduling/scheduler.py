@@ -1,0 +1,542 @@
+"""The scheduler: who runs in the next step, and with how many tokens. Pure: no torch, no clock, no threads.
+
+    plan()    capacity first (preempt, admit, resume), then tokens: every decode gets one, the rest of the budget m
+              goes to prefill chunks, best rank first
+    settle()  books what the device sampled: tokens, ends, freed blocks
+
+Rank is (priority, arrival). A running request holds blocks for all its known tokens, so only a decode ever needs a
+new one. Admission follows rank strictly: nobody overtakes a waiting request of the same or a better priority, so a
+large request is not starved by small ones behind it. A preempted request comes back before anyone new of its priority.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Protocol
+
+from ..kv.blocks import BlockPool, HostPool
+from ..request import (
+    Assignment,
+    FinishReason,
+    Logprob,
+    Request,
+    Status,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+)
+from .preemption import Preemption, Victim
+
+Outcome = tuple[Request, TokenDelta]
+
+
+class AdmissionPolicy(Protocol):
+    """What the scheduler asks before somebody takes memory (scheduling/admission.py)."""
+
+    def begin(self, running: Sequence[Request]) -> None:
+        """Starts a round of questions about this running set."""
+
+    def admits(self, candidate: Request, new_blocks: int, shared_blocks: int) -> bool:
+        """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
+
+    def add(self, candidate: Request, new_blocks: int) -> None:
+        """`candidate` joined: later questions of this round count it."""
+
+    def finished(self, request: Request) -> None:
+        """`request` ended: its length is an observation."""
+
+
+class Scheduler:
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: HostPool,
+        admission: AdmissionPolicy,
+        preemption: Preemption,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self.admission = admission
+        self.preemption = preemption
+        self.budget = max_num_batched_tokens
+        # Every running request may be a decode, and every decode gets its token in every step.
+        self.max_running = min(max_num_seqs, max_num_batched_tokens)
+        self.running: list[Request] = []  # in rank order
+        self.by_id: dict[str, list[Request]] = {}  # all choices of every unfinished request
+        self._waiting: list[tuple[int, bool, int, int, Request]] = []  # heap; ended requests are skipped when met
+        self._deadlines: list[tuple[float, int, str]] = []  # heap of (deadline, arrival number, request id)
+        self._fork_slots = 0  # places kept for choices that wait for their leader's prefill
+        self.num_waiting = 0
+        self.num_swapped = 0
+        self.step = 0
+        self.counters: Counter[str] = Counter()
+
+    # -- arrivals and departures ------------------------------------------------------------------------------------
+
+    def add(self, choices: Sequence[Request]) -> None:
+        """Queues one request; `choices[1:]` are forked from `choices[0]` once its prompt is computed.
+
+        Raises:
+            ValueError: the request id is in use, or it has more choices than may run at once.
+        """
+        leader = choices[0]
+        if leader.request_id in self.by_id:
+            raise ValueError(f"request id {leader.request_id!r} is already in use")
+        if len(choices) > self.max_running:
+            raise ValueError(f"{len(choices)} choices do not fit into {self.max_running} sequences")
+        leader.forks = list(choices[1:])
+        self.by_id[leader.request_id] = list(choices)
+        self._enqueue(leader)
+        if leader.deadline is not None:
+            heapq.heappush(self._deadlines, (leader.deadline, leader.order, leader.request_id))
+
+    def finish(self, request_id: str, reason: FinishReason, index: int | None = None) -> list[Outcome]:
+        """Ends a request (or one of its choices) from outside: abort, stop string, timeout. Unknown ids do nothing."""
+        choices = [c for c in self.by_id.get(request_id, ()) if index is None or c.index == index]
+        return [self._finish(choice, reason) for choice in choices if choice.status is not Status.FINISHED]
+
+    def expire(self, now: float) -> list[Outcome]:
+        """Ends every request whose deadline is at or before `now`."""
+        ended: list[Outcome] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, _order, request_id = heapq.heappop(self._deadlines)
+            choices = self.by_id.get(request_id)
+            if choices and choices[0].deadline == deadline:  # else: ended, and its id perhaps used again
+                ended += self.finish(request_id, FinishReason.TIMEOUT)
+        return ended
+
+    @property
+    def next_deadline(self) -> float | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.by_id)
+
+    # -- planning ---------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """The next step. Empty (false) where nothing can run, which only happens when nothing is unfinished."""
+        draft = _Draft()
+        self._make_room_for_better(draft)
+        self._make_room_for_decodes(draft)
+        budget = self.budget
+        for request in self.running:
+            if request.num_missing == 1 and self._may_advance(request):
+                self._grow(request, draft)
+                self._assign(request, 1, draft)
+                budget -= 1
+        for request in self.running:
+            if budget > 0 and request.num_missing > 1:
+                budget -= self._assign(request, min(budget, request.num_missing), draft)
+        self._admit(budget, draft)
+        for choice in draft.forked:
+            insort(self.running, choice, key=_rank)
+        self.step += 1
+        return draft.freeze(self.step)
+
+    def _may_advance(self, request: Request) -> bool:
+        """False while its next token is on the device, if that is its last or must be seen on the host first."""
+        return not request.num_in_flight or (request.num_output < request.max_tokens and not request.needs_host_tokens)
+
+    def _blocks_to_grow(self, request: Request) -> int:
+        """Blocks its next token needs: one at a block border, or a private copy of a shared partial block."""
+        if self.pool.blocks_for(request.num_known) > len(request.blocks):
+            return 1
+        return int(self.pool.refs(request.blocks[request.num_computed // self.pool.block_size]) > 1)
+
+    def _grow(self, request: Request, draft: _Draft) -> None:
+        if not self._blocks_to_grow(request):
+            return
+        (block,) = self.pool.allocate(1)
+        position = request.num_computed // self.pool.block_size
+        if position == len(request.blocks):
+            request.blocks.append(block)
+        else:  # copy on write
+            shared = request.blocks[position]
+            draft.copies.append((shared, block))
+            request.blocks[position] = block
+            self.pool.release([shared])
+
+    def _assign(self, request: Request, num_tokens: int, draft: _Draft) -> int:
+        """Gives `request` its next tokens; planning advances `num_computed`, so the next plan may be made at once."""
+        start = request.num_computed
+        completes = start + num_tokens == request.num_known
+        samples = completes and request.max_tokens > 0
+        draft.assignments.append(Assignment(request, start, num_tokens, samples))
+        self.counters["recomputed_tokens"] += max(0, min(request.computed_high, start + num_tokens) - start)
+        request.timings.recomputed_tokens += max(0, min(request.computed_high, start + num_tokens) - start)
+        self.counters["computed_tokens"] += num_tokens
+        request.num_computed += num_tokens
+        request.computed_high = max(request.computed_high, request.num_computed)
+        known_ids = min(request.num_computed, len(request.token_ids))
+        self.pool.index(request.token_ids, request.blocks, request.block_nodes, known_ids, request.salt)
+        if samples:
+            row = draft.rows
+            draft.rows += 1
+            for sampler in (request, *self._fork(request, draft)):
+                draft.samplers.append((sampler, row))
+                sampler.num_in_flight += 1
+        return num_tokens
+
+    def _fork(self, leader: Request, draft: _Draft) -> list[Request]:
+        """Its prompt is computed: the other choices share its blocks and sample the same row."""
+        forks, leader.forks = leader.forks, []
+        self._fork_slots -= len(forks)
+        for choice in forks:
+            self.pool.share(leader.blocks)
+            choice.blocks = list(leader.blocks)
+            choice.block_nodes = list(leader.block_nodes)
+            choice.num_computed = choice.computed_high = leader.num_computed
+            choice.num_cached = leader.num_cached
+            choice.timings.admitted = leader.timings.admitted
+            choice.status = Status.RUNNING
+        draft.forked += forks
+        return forks
+
+    # -- capacity: admit and resume ---------------------------------------------------------------------------------
+
+    def _admit(self, budget: int, draft: _Draft) -> None:
+        """Lets waiting requests in, best rank first, while tokens, places and memory are left."""
+        asked = False
+        while budget > 0 and (head := self._head()) is not None and not head.num_in_flight:
+            if not self._has_place(head, len(draft.forked)):
+                return
+            if not asked:
+                self.admission.begin([*self.running, *draft.forked])
+                asked = True
+            if not self._take_memory(head, draft):
+                return
+            heapq.heappop(self._waiting)
+            head.queued = False
+            self.num_waiting -= 1
+            self._fork_slots += len(head.forks)
+            (draft.resumed if head.preempted else draft.admitted).append(head)
+            head.preempted = False
+            insort(self.running, head, key=_rank)
+            if head.num_missing:
+                budget -= self._assign(head, min(budget, head.num_missing), draft)
+
+    def _has_place(self, head: Request, just_forked: int = 0) -> bool:
+        taken = len(self.running) + just_forked + self._fork_slots
+        return taken + 1 + len(head.forks) <= self.max_running
+
+    def _take_memory(self, head: Request, draft: _Draft) -> bool:
+        """Takes blocks for all known tokens of `head`, if they fit and admission agrees."""
+        total = self.pool.blocks_for(head.num_known)
+        cached: list[int] = []
+        nodes: list[int] = []
+        if head.status is Status.WAITING:
+            # The last token is always computed: somebody has to produce its logits.
+            limit = 0 if head.params.prompt_logprobs is not None else head.num_known - 1
+            cached, nodes = self.pool.lookup(head.token_ids, head.salt, limit)
+        new = total - len(cached)
+        revived = sum(1 for block in cached if self.pool.refs(block) == 0)
+        if new + revived > self.pool.available - self._growth_until_progress(head, new):
+            return False
+        if self.running and not self.admission.admits(head, new + revived, len(cached) - revived):
+            return False
+        self.admission.add(head, new + revived)
+        self.pool.share(cached)
+        head.blocks = cached + self.pool.allocate(new)
+        if head.status is Status.SWAPPED:
+            draft.swap_in += zip(head.host_blocks, head.blocks, strict=False)
+            self.host.release(head.host_blocks)
+            head.host_blocks = []
+            self.num_swapped -= 1
+        else:
+            head.block_nodes = nodes
+            head.num_computed = len(cached) * self.pool.block_size
+            head.computed_high = max(head.computed_high, head.num_computed)
+            if not head.preempted:
+                head.num_cached = head.num_computed
+                self.pool.count_query(head.prompt_len, head.num_cached)
+        head.status = Status.RUNNING
+        return True
+
+    def _growth_until_progress(self, head: Request, new_blocks: int) -> int:
+        """Blocks that the running decodes may take before a returning request has made its next token.
+
+        Keeping these free when a preempted request comes back means that it is not preempted again before it made
+        progress, unless somebody of a better priority arrives.
+        """
+        if not head.preempted or not self.running:
+            return 0
+        missing = sum(r.num_missing for r in self.running if r.num_missing > 1)
+        missing += new_blocks * self.pool.block_size if head.status is Status.WAITING else 0
+        decodes = len(self.running)
+        steps = 1 + -(-missing // max(1, self.budget - decodes))
+        return decodes * -(-steps // self.pool.block_size) + 1
+
+    # -- capacity: preempt ------------------------------------------------------------------------------------------
+
+    def _make_room_for_decodes(self, draft: _Draft) -> None:
+        """Preempts until every decode can have the block it needs. The first in rank is never preempted."""
+        needs = {
+            request: self._blocks_to_grow(request)
+            for request in self.running
+            if request.num_missing == 1 and self._may_advance(request)
+        }
+        while sum(needs.values()) > self.pool.available:
+            victim = self.preemption.choose(self.running[1:])
+            if victim is None:
+                raise RuntimeError(
+                    f"the only running request needs a block and none of {self.pool.num_blocks} is available"
+                )
+            needs.pop(victim.request, None)
+            self._preempt(victim, draft)
+            # A block that the victim shared may have become private to its other owner.
+            needs = {request: self._blocks_to_grow(request) for request in needs}
+
+    def _make_room_for_better(self, draft: _Draft) -> None:
+        """A waiting request of better priority preempts running ones when it cannot get in otherwise."""
+        head = self._head()
+        if head is None or head.num_in_flight or not self.running or self.running[-1].priority <= head.priority:
+            return
+        worse = [r for r in self.running if r.priority > head.priority]
+        stay = self.running[: len(self.running) - len(worse)]
+        need = self.pool.blocks_for(head.num_known)
+        freeable = sum(1 for r in worse for block in r.blocks if self.pool.refs(block) == 1)
+        if need > self.pool.available + freeable:
+            return
+        if len(stay) + 1 + len(head.forks) > self.max_running:
+            return
+        self.admission.begin(stay)
+        if stay and not self.admission.admits(head, need, 0):
+            return
+        while worse:
+            self.admission.begin(self.running)
+            fits = need <= self.pool.available and self.admission.admits(head, need, 0)
+            if self._has_place(head) and fits:
+                return
+            victim = self.preemption.choose(worse)
+            if victim is None:
+                return
+            worse.remove(victim.request)
+            self._preempt(victim, draft)
+
+    def _preempt(self, victim: Victim, draft: _Draft) -> None:
+        request = victim.request
+        self.running.remove(request)
+        self._fork_slots -= len(request.forks)
+        used = request.blocks[: self.pool.blocks_for(request.num_computed)]
+        if victim.mode == "swap":
+            request.host_blocks = self.host.allocate(len(used))
+            draft.swap_out += zip(used, request.host_blocks, strict=True)
+            request.status = Status.SWAPPED
+            self.num_swapped += 1
+            self.counters["swapped_blocks"] += len(used)
+        else:
+            self._forget_computed(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.preempted = True
+        request.progressed = False
+        request.timings.preemptions += 1
+        self.counters[f"preemptions_{victim.mode}"] += 1
+        draft.preempted.append((request, victim.mode))
+        self._enqueue(request)
+
+    def _forget_computed(self, request: Request) -> None:
+        """Its K/V are gone: everything known is to be computed again."""
+        request.status = Status.WAITING
+        request.num_computed = 0
+        request.block_nodes = []
+        request.prompt_logprobs = []
+
+    # -- settling ---------------------------------------------------------------------------------------------------
+
+    def settle(self, plan: StepPlan, result: StepResult, now: float) -> list[Outcome]:
+        """Books a step that the device has done: one delta per request that has something to say."""
+        deltas: list[Outcome] = []
+        for request in (*plan.admitted, *plan.resumed):
+            if request.timings.admitted is None:
+                request.timings.admitted = now
+        for request_id, values in result.prompt_logprobs.items():
+            for request in self.by_id.get(request_id, ())[:1]:
+                request.prompt_logprobs.extend(values)
+        for i, (request, _row) in enumerate(plan.samplers):
+            request.num_in_flight -= 1
+            if request.status is Status.FINISHED:
+                continue  # ended while its token was on the device
+            if i in result.errors:
+                self.pool.invalidate(request.blocks)
+                deltas.append(self._finish(request, FinishReason.ERROR, error=result.errors[i]))
+                continue
+            deltas.append(
+                self._append(request, result.token_ids[i], result.logprobs[i] if result.logprobs else None, now)
+            )
+        for item in plan.assignments:
+            request = item.request
+            if request.max_tokens == 0 and request.status is Status.RUNNING and request.num_missing == 0:
+                for choice in (request, *request.forks):
+                    deltas.append(self._finish(choice, FinishReason.LENGTH))
+        return deltas
+
+    def fail(self, plan: StepPlan, error: str) -> list[Outcome]:
+        """The step raised on the device: all its requests end, and nothing it wrote is ever hit again."""
+        deltas: list[Outcome] = []
+        for request, _row in plan.samplers:
+            request.num_in_flight -= 1
+        for request, mode in plan.preempted:
+            if mode == "swap" and request.status is Status.SWAPPED:  # its copy to the host may not have happened
+                self.host.release(request.host_blocks)
+                request.host_blocks = []
+                self.num_swapped -= 1
+                self._forget_computed(request)
+        for item in plan.assignments:
+            if item.request.status is not Status.FINISHED:
+                self.pool.invalidate(item.request.blocks)
+        for request in {item.request.request_id: item.request for item in plan.assignments}.values():
+            for choice in self.by_id.get(request.request_id, [])[:]:
+                deltas.append(self._finish(choice, FinishReason.ERROR, error=error))
+        return deltas
+
+    def _append(self, request: Request, token_id: int, logprob: Logprob | None, now: float) -> Outcome:
+        request.token_ids.append(token_id)
+        request.progressed = True
+        if request.timings.first_token is None:
+            request.timings.first_token = now
+        if request.constraint is not None:
+            request.constraint.accept(token_id)
+        self.counters["generated_tokens"] += 1
+        reason: FinishReason | None = None
+        stop_reason: int | None = None
+        if token_id in request.stop_ids and request.num_settled > request.params.min_tokens:
+            reason = FinishReason.STOP
+            stop_reason = token_id if token_id in request.params.stop_token_ids else None
+        elif request.constraint is not None and request.constraint.finished:
+            reason = FinishReason.STOP
+        elif request.num_settled >= request.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            request.timings.finished = now
+            return self._finish(request, reason, (token_id,), logprob, stop_reason)
+        return request, self._delta(request, (token_id,), logprob)
+
+    def _delta(
+        self,
+        request: Request,
+        token_ids: tuple[int, ...] = (),
+        logprob: Logprob | None = None,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | None = None,
+        error: str | None = None,
+    ) -> TokenDelta:
+        prompt_logprobs = None
+        if request.params.prompt_logprobs is not None and request.prompt_logprobs:
+            prompt_logprobs = (None, *request.prompt_logprobs)
+            request.prompt_logprobs = []
+        return TokenDelta(
+            request.request_id,
+            request.index,
+            token_ids,
+            logprobs=None if logprob is None else (logprob,),
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=request.num_cached,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            timings=request.timings,
+        )
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        logprob: Logprob | None = None,
+        stop_reason: int | None = None,
+        error: str | None = None,
+    ) -> Outcome:
+        """Frees everything that `request` holds and takes it out of every map."""
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self.pool.release(request.blocks)
+            self._fork_slots -= len(request.forks)
+        elif request.status is Status.SWAPPED:
+            self.host.release(request.host_blocks)
+            self.num_swapped -= 1
+        if request.queued:
+            request.queued = False
+            self.num_waiting -= 1  # its heap entry is skipped when met
+        request.blocks, request.host_blocks, request.block_nodes, request.forks = [], [], [], []
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        choices = self.by_id[request.request_id]
+        choices.remove(request)
+        if not choices:
+            del self.by_id[request.request_id]
+        self.counters[f"finished_{reason.value}"] += 1
+        self.admission.finished(request)
+        return request, self._delta(request, token_ids, logprob, reason, stop_reason, error)
+
+    # -- the waiting queue ------------------------------------------------------------------------------------------
+
+    def _enqueue(self, request: Request) -> None:
+        entry = (request.priority, not request.preempted, request.order, request.index, request)
+        heapq.heappush(self._waiting, entry)
+        request.queued = True
+        self.num_waiting += 1
+
+    def _head(self) -> Request | None:
+        """The waiting request to be served next; entries of ended ones are dropped here."""
+        while self._waiting:
+            request = self._waiting[0][-1]
+            if request.status is not Status.FINISHED:
+                return request
+            heapq.heappop(self._waiting)
+        return None
+
+    def check(self) -> None:
+        """Verifies the invariants that hold between steps.
+
+        Raises:
+            RuntimeError: memory leaked, or a map holds something that ended.
+        """
+        self.pool.check(r.blocks for r in self.running)
+        if any(r.num_computed > r.num_known for r in self.running):
+            raise RuntimeError("a request has more computed than known tokens")
+        if not self.by_id and (self.running or self.host.num_used or self.num_waiting or self._fork_slots):
+            raise RuntimeError(
+                f"idle, but {len(self.running)} running, {self.num_waiting} waiting, {self.host.num_used} host blocks"
+            )
+
+
+_rank = attrgetter("rank")
+
+
+class _Draft:
+    """A step in the making."""
+
+    def __init__(self) -> None:
+        self.assignments: list[Assignment] = []
+        self.samplers: list[tuple[Request, int]] = []
+        self.rows = 0
+        self.swap_out: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = []
+        self.admitted: list[Request] = []
+        self.resumed: list[Request] = []
+        self.preempted: list[tuple[Request, str]] = []
+        self.forked: list[Request] = []
+
+    def freeze(self, step: int) -> StepPlan:
+        return StepPlan(
+            step,
+            tuple(self.assignments),
+            tuple(self.samplers),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            tuple(self.copies),
+            tuple(self.admitted),
+            tuple(self.resumed),
+            tuple(self.preempted),
+        )

@@ -1,0 +1,171 @@
+"""Whatever arrives, leaves, forks or runs short: the scheduler's invariants hold at every step."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from cb_backend.request import FinishReason, Request, SamplingParams, Status
+from cb_backend.scheduling.preemption import CostModel
+
+from .scripted import EOS, answer, make_request, make_scheduler, token_of
+
+BLOCK, POOL, BUDGET, SEQS = 4, 12, 10, 6
+STEPS = 0  # over all examples
+PREEMPTIONS = 0
+
+
+def ends_sometimes(request: Request, position: int) -> int:
+    token = token_of(request, position)
+    return EOS if token % 11 == 0 else token
+
+
+REQUEST = st.tuples(
+    st.integers(1, 30),  # prompt tokens
+    st.booleans(),  # shares its prefix with others
+    st.integers(0, 18),  # max_tokens
+    st.sampled_from([1, 1, 1, 2, 3]),  # n
+    st.integers(-1, 1),  # priority
+    st.one_of(st.none(), st.none(), st.integers(1, 60)),  # seconds to its deadline
+    st.sampled_from(["", "tenant"]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make_scheduler(
+            POOL, BLOCK, host_blocks=5, budget=BUDGET, max_num_seqs=SEQS, cost=CostModel(3e-4, 1e-4)
+        )
+        self.now = 0.0
+        self.names = 0
+        self.alive: dict[str, list[Request]] = {}
+        self.output: dict[tuple[str, int], list[int]] = {}
+        self.barren: dict[Request, int] = {}  # preemptions since its last token, by nobody better
+
+    @rule(requests=st.lists(REQUEST, min_size=1, max_size=6))
+    def arrive(self, requests):
+        for request in requests:
+            self.add(*request)
+
+    def add(self, prompt, shared, max_tokens, n, priority, patience, salt):
+        max_tokens = min(max_tokens, POOL * BLOCK - prompt)
+        ids = list(range(2, 2 + prompt)) if shared else prompt
+        name = f"r{self.names}"
+        self.names += 1
+        choices = make_request(
+            name,
+            ids,
+            max_tokens,
+            n=n,
+            priority=priority,
+            deadline=None if patience is None else self.now + patience,
+            salt=salt,
+            order=self.names,
+            params=SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=False),
+        )
+        self.scheduler.add(choices)
+        self.alive[name] = choices
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def abort(self, data):
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.book(self.scheduler.finish(name, FinishReason.ABORT))
+
+    @rule(steps=st.integers(1, 40))
+    def run(self, steps):
+        global STEPS, PREEMPTIONS
+        for _ in range(steps):
+            if not self.scheduler.has_work:
+                return
+            self.now += 1.0
+            self.book(self.scheduler.expire(self.now))
+            if not self.scheduler.has_work:
+                return
+            STEPS += 1
+            self.one_step()
+
+    def one_step(self) -> None:
+        global PREEMPTIONS
+        scheduler = self.scheduler
+        deciders = {r for r in scheduler.running if r.num_missing == 1}
+        best = min((r.rank for r in scheduler.running), default=None)
+        waiting_best = min((c[0].priority for c in self.alive.values()), default=0)
+        plan = scheduler.plan()
+        assert plan, f"nothing runs although {sorted(self.alive)} are unfinished"
+        # the budget, and decode first
+        assert 0 < plan.num_tokens <= BUDGET
+        lost = {r for r, _ in plan.preempted}
+        assert {a.request for a in plan.assignments[: len(deciders - lost)]} == deciders - lost
+        assert len(scheduler.running) <= SEQS
+        # who is first in rank keeps its memory, unless a better priority came
+        for request in lost:
+            PREEMPTIONS += 1
+            assert request.rank != best or request.priority > waiting_best
+            better_came = any(
+                c[0].priority < request.priority and c[0].status is Status.RUNNING for c in self.alive.values()
+            )
+            self.barren[request] = 0 if better_came else self.barren.get(request, 0) + 1
+            assert self.barren[request] <= 1, f"{request.request_id} was preempted twice without a token between"
+        for a in plan.assignments:
+            # computed catches up with known, never past it, and every computed token has a block
+            assert a.start + a.num_tokens == a.request.num_computed <= a.request.num_known
+            assert len(a.request.blocks) * BLOCK >= a.request.num_computed
+        # no block is written by two sequences in one step
+        owners: dict[int, Request] = {}
+        for a in plan.assignments:
+            for position in range(a.start, a.start + a.num_tokens):
+                block = a.request.blocks[position // BLOCK]
+                assert owners.setdefault(block, a.request) is a.request, "two sequences write one block"
+        self.book(scheduler.settle(plan, answer(plan, ends_sometimes), self.now))
+        for request, _row in plan.samplers:
+            self.barren[request] = 0
+
+    def book(self, outcomes) -> None:
+        for request, delta in outcomes:
+            self.output.setdefault((request.request_id, request.index), []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                choices = self.alive[request.request_id]
+                choices.remove(request)
+                if not choices:
+                    del self.alive[request.request_id]
+                expected = [ends_sometimes(request, request.prompt_len + i) for i in range(request.num_settled)]
+                assert self.output[request.request_id, request.index] == expected
+
+    @invariant()
+    def nothing_leaks(self):
+        self.scheduler.check()
+        assert set(self.scheduler.by_id) == set(self.alive)
+
+    def teardown(self):
+        for _ in range(2000):
+            if not self.scheduler.has_work:
+                break
+            self.now += 1.0
+            self.book(self.scheduler.expire(self.now))
+            if self.scheduler.has_work:
+                self.one_step()
+        assert not self.alive, "an accepted request never ended"
+        self.scheduler.check()
+        assert self.scheduler.pool.available == POOL
+
+
+def test_invariants_hold_over_twenty_thousand_steps():
+    global STEPS, PREEMPTIONS
+    STEPS = PREEMPTIONS = 0
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=400,
+            stateful_step_count=40,
+            deadline=None,
+            report_multiple_bugs=False,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+        ),
+    )
+    assert STEPS >= 20_000
+    assert PREEMPTIONS >= 500
