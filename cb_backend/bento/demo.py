@@ -109,9 +109,7 @@ def _sha256(file: IO[bytes]) -> str:
 
 def _verify(got: str, expected: str, name: str) -> None:
     if got != expected:
-        raise ModelError(
-            f"{name} is not the file that was pinned (sha256 {got}, expected {expected}); nothing was stored"
-        )
+        raise ModelError(f"{name} is not the pinned file (sha256 {got}, expected {expected}); nothing was stored")
 
 
 def _convert(gguf: Path, target: Path) -> None:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import EngineConfig
+from ..kv.storage import KVGeometry
 from .attention import IMPLEMENTATION, register
 from .source import ModelError, ModelSource, resolve_model
-from .support import KVGeometry, causal_lm_class, kv_geometry
+from .support import causal_lm_class, kv_geometry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -64,10 +65,10 @@ def load_model(config: EngineConfig, *, attn_implementation: str = IMPLEMENTATIO
     name = config.served_model_name or source.name
     device = choose_device(config.device)
     with _quiet():
-        hf_config, checkpoint_dtype = _read_config(source.path, name)
+        hf_config, declared_dtype = _read_config(source.path, name)
         causal_lm_class(hf_config, name)
         max_model_len = _max_model_len(hf_config, config.max_model_len, name)
-        dtype = choose_dtype(config.dtype, checkpoint_dtype, device)
+        dtype = choose_dtype(config.dtype, _checkpoint_dtype(source.path, declared_dtype), device)
         tokenizer = load_tokenizer(source)
         model = _load_weights(source.path, hf_config, dtype, attn_implementation, name)
     geometry = kv_geometry(model, name)
@@ -145,8 +146,8 @@ def cpu_has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return False
 
 
-def _read_config(path: Path, name: str) -> tuple[Any, torch.dtype]:
-    """transformers' configuration of the model, and the dtype of its checkpoint."""
+def _read_config(path: Path, name: str) -> tuple[Any, str | None]:
+    """transformers' configuration of the model, and the dtype that config.json names, if any."""
     from transformers import AutoConfig
 
     try:
@@ -155,11 +156,10 @@ def _read_config(path: Path, name: str) -> tuple[Any, torch.dtype]:
         wanted = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
     except (ValueError, AttributeError) as error:
         raise ModelError(f"{path / 'config.json'} is not a JSON object: {_first_line(error)}") from None
-    dtype = wanted or _weights_dtype(path)
-    if dtype not in _DTYPES:
-        raise ModelError(f"'{name}': dtype {dtype!r} in {path / 'config.json'} is none of {', '.join(_DTYPES)}")
+    if wanted is not None and wanted not in _DTYPES:
+        raise ModelError(f"'{name}': dtype {wanted!r} in {path / 'config.json'} is none of {', '.join(_DTYPES)}")
     try:
-        return AutoConfig.from_pretrained(str(path), trust_remote_code=False), _DTYPES[dtype]
+        return AutoConfig.from_pretrained(str(path), trust_remote_code=False), wanted
     except Exception as error:  # transformers validates with several libraries, each with its own errors
         raise ModelError(
             f"transformers cannot read {path / 'config.json'} (model type {raw.get('model_type')!r}): "
@@ -167,13 +167,19 @@ def _read_config(path: Path, name: str) -> tuple[Any, torch.dtype]:
         ) from error
 
 
-def _weights_dtype(path: Path) -> str:
-    from safetensors import safe_open
+def _checkpoint_dtype(path: Path, declared: str | None) -> torch.dtype:
+    """What config.json says; where it says nothing, the dtype of the first tensor."""
+    if declared is not None:
+        return _DTYPES[declared]
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(sorted(path.glob("*.safetensors"))[0], framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 - not a mapping
-            return _SAFETENSORS_DTYPES.get(file.get_slice(key).get_dtype(), "float32")
-    return "float32"
+    weights = sorted(path.glob("*.safetensors"))[0]
+    try:
+        with safe_open(weights, framework="pt") as file:
+            stored = [file.get_slice(key).get_dtype() for key in list(file.keys())[:1]]
+    except SafetensorError as error:
+        raise ModelError(f"cannot read {weights}: {_first_line(error)}") from error
+    return _DTYPES[_SAFETENSORS_DTYPES.get(stored[0], "float32") if stored else "float32"]
 
 
 def _load_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementation: str, name: str) -> Any:
@@ -205,9 +211,9 @@ def _max_model_len(config: Any, wanted: int | None, name: str) -> int:
     trained = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if trained is None and wanted is None:
         raise ModelError(f"'{name}' does not say how long its context is; set max_model_len")
-    if trained is None or wanted is None:
-        return wanted or trained
-    if wanted > trained:
+    if wanted is None:
+        return int(trained)
+    if trained is not None and wanted > trained:
         raise ModelError(f"max_model_len {wanted} is more than the {trained} positions that '{name}' was trained for")
     return wanted
 

@@ -7,28 +7,14 @@ biases inside the attention) is refused here, before memory is spent, with the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
+from ..kv.storage import KVGeometry
 from .source import ModelError
 
 _SERVABLE_LAYERS = {"full_attention", "sliding_attention"}
-
-
-@dataclass(frozen=True, slots=True)
-class KVGeometry:
-    """The shape of one token's K/V; `head_dim` and `num_kv_heads` are the same in every layer."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    num_heads: int
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
 def causal_lm_class(config: Any, name: str) -> type:
