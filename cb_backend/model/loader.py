@@ -209,13 +209,13 @@ def _load_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
 
 def _max_model_len(config: Any, wanted: int | None, name: str) -> int:
     trained = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if trained is None and wanted is None:
-        raise ModelError(f"'{name}' does not say how long its context is; set max_model_len")
-    if wanted is None:
-        return int(trained)
-    if trained is not None and wanted > trained:
+    if trained is None:
+        if wanted is None:
+            raise ModelError(f"'{name}' does not say how long its context is; set max_model_len")
+        return wanted
+    if wanted is not None and wanted > trained:
         raise ModelError(f"max_model_len {wanted} is more than the {trained} positions that '{name}' was trained for")
-    return wanted
+    return wanted or int(trained)
 
 
 def _eos_token_ids(model: Any, tokenizer: Any, vocab_size: int) -> frozenset[int]:
