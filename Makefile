@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/*.cpp kernels/cb_kernels/cpu/*.h)
+NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help install model serve test lint type check clean
