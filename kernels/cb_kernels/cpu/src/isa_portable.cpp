@@ -1,0 +1,3 @@
+#define CB_TABLE kernels_portable
+#define CB_NAME "portable"
+#include "kernels.h"
