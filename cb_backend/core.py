@@ -38,8 +38,11 @@ class Observer(Protocol):
 
     def on_added(self, request: Request) -> None: ...
 
-    def on_step(self, plan: StepPlan, started: float, ended: float) -> None:
-        """A step settled; `started` and `ended` are `time.monotonic()` seconds."""
+    def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
+        """A step settled, or failed with `error`; `started` and `ended` are `time.monotonic()` seconds.
+
+        Comes before `on_finished` of the requests that ended in it.
+        """
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None: ...
 
@@ -144,6 +147,7 @@ class EngineCore:
         """Plans and launches the next step and settles the one before; returns the one now on the device."""
         began = time.monotonic()
         plan = self.scheduler.plan()
+        _mark_admitted(plan, began)
         planned = time.monotonic()
         self.time.plan += planned - began
         launched = self._launch(plan, began) if plan else None
@@ -162,8 +166,7 @@ class EngineCore:
         try:
             return _Step(self.executor.launch(plan), began)
         except Exception as error:
-            logger.exception("step %d failed; its requests end with an error", plan.step)
-            self._hand_out(self.scheduler.fail(plan, _one_line(error)))
+            self._fail(plan, began, error)
             return None
         finally:
             self.time.device += time.monotonic() - start
@@ -173,18 +176,28 @@ class EngineCore:
         try:
             result = step.pending.result()
         except Exception as error:
-            logger.exception("step %d failed; its requests end with an error", plan.step)
-            self._hand_out(self.scheduler.fail(plan, _one_line(error)))
+            self._fail(plan, step.began, error)
             return
         ended = time.monotonic()
         self.time.device += ended - start
-        self._hand_out(self.scheduler.settle(plan, result, ended))
+        outcomes = self.scheduler.settle(plan, result, ended)
+        self._deliver(outcomes)
         done = time.monotonic()
         self.time.settle += done - ended
         duration = done - step.began
         self.seconds_per_step += 0.1 * (duration - self.seconds_per_step) if self.seconds_per_step else duration
         for observer in self.observers:
             observer.on_step(plan, step.began, done)
+        self._report_ends(outcomes)
+
+    def _fail(self, plan: StepPlan, began: float, error: Exception) -> None:
+        logger.exception("step %d failed; its requests end with an error", plan.step)
+        reason = _one_line(error)
+        outcomes = self.scheduler.fail(plan, reason)
+        self._deliver(outcomes)
+        for observer in self.observers:
+            observer.on_step(plan, began, time.monotonic(), reason)
+        self._report_ends(outcomes)
 
     def _receive(self, wait: bool) -> None:
         """Handles all messages; with `wait`, sleeps until there is one."""
@@ -218,8 +231,15 @@ class EngineCore:
                 observer.on_added(choice)
 
     def _hand_out(self, outcomes: Sequence[Outcome]) -> None:
+        self._deliver(outcomes)
+        self._report_ends(outcomes)
+
+    def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         for request, delta in outcomes:
             request.sink(delta)
+
+    def _report_ends(self, outcomes: Sequence[Outcome]) -> None:
+        for request, delta in outcomes:
             if delta.finish_reason is not None:
                 for observer in self.observers:
                     observer.on_finished(request, delta)
@@ -247,6 +267,16 @@ class EngineCore:
 class _Step:
     pending: InFlight
     began: float
+
+
+def _mark_admitted(plan: StepPlan, now: float) -> None:
+    """Queueing ends when the step that lets a request in is planned, not when it settles."""
+    for request in plan.admitted:
+        request.timings.admitted = now
+    if plan.admitted:
+        for request, _row in plan.samplers:  # choices forked in the step that admitted the first one
+            if request.timings.admitted is None:
+                request.timings.admitted = now
 
 
 def _refuse(choices: Sequence[Request], error: str) -> None:
