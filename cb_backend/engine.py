@@ -23,6 +23,7 @@ from .assembly import Parts, build
 from .config import EngineConfig
 from .core import Add, End, EngineCore
 from .request import (
+    Constraint,
     FinishReason,
     Request,
     RequestError,
@@ -246,6 +247,7 @@ class Engine:
         request_class: str | None = None,
         salt: str | None = None,
         trace_context: Any = None,
+        constraint: Constraint | None = None,
         unbounded: bool = False,
     ) -> _Reader:
         """Checks a request and sends it to the engine thread.
@@ -270,7 +272,7 @@ class Engine:
             self._check_queue()
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
-        constraint = parts.compile_constraint(params)
+        constraint = constraint or parts.compile_constraint(params)
         choices = [
             Request(
                 request_id,
@@ -349,7 +351,7 @@ class _Reader:
             if builder.stopped_by_text:
                 self._engine.core.send(End(self.request_id, FinishReason.STOP, delta.index))
             if self._unfinished == 0:
-                self._release_id()
+                self.release()
         return output
 
     def result(self) -> RequestOutput:
@@ -364,11 +366,12 @@ class _Reader:
             return
         self._closed = True
         if self._unfinished:
-            self._release_id()
+            self.release()
             if self._engine.is_ready:
                 self._engine.core.send(End(self.request_id, FinishReason.ABORT))
 
-    def _release_id(self) -> None:
+    def release(self) -> None:
+        """Its id may be used again."""
         with self._engine._lock:
             self._engine._open_ids.discard(self.request_id)
 

@@ -257,12 +257,17 @@ class Constraint(Protocol):
     """What structured output asks of a request's next token (see text/grammar.py)."""
 
     def allowed(self) -> Any:
-        """Bit mask over the vocabulary: int32 [ceil(vocab / 32)], 1 = allowed."""
+        """Bit mask over the vocabulary: int32 [ceil(vocab / 32)], 1 = allowed; None: everything is."""
 
-    def accept(self, token_id: int) -> None: ...
+    def accept(self, token_id: int) -> None:
+        """`token_id` was chosen."""
 
     @property
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """Nothing may follow: the request ends."""
+
+    def fork(self) -> Constraint:
+        """A copy for another choice of the same request."""
 
 
 Sink = Callable[[TokenDelta], None]

@@ -33,8 +33,9 @@ class RaggedBatch:
     scratch: dict[Any, Any] = field(default_factory=dict)  # what a backend makes once a step for all its layers
 
     @property
-    def max_q_len(self) -> int:
-        return max(self.q_lens)
+    def num_decodes(self) -> int:
+        """Sequences at the front with one query token each."""
+        return next((i for i, n in enumerate(self.q_lens) if n != 1), len(self.q_lens))
 
 
 def build_batch(assignments: Sequence[Assignment], storage: KVStorage, device: torch.device) -> RaggedBatch:
