@@ -32,7 +32,7 @@ def reference_attention(
         scale: multiplies q . k.
         window: a query at position p sees keys in (p - window, p]; 0: all keys up to p.
         softcap: scores become softcap * tanh(score / softcap); 0: off.
-        sinks: [num_heads], a further logit per head in the softmax's denominator, without a value; not scaled or capped.
+        sinks: [num_heads], a further logit per head in the softmax's denominator, without value; not scaled or capped.
         k_scale, v_scale: [num_kv_heads], what stored K and V are multiplied by (quantized caches).
 
     Returns:

@@ -1,8 +1,8 @@
 """Tests of the Triton kernels on the CPU: only in a process started with TRITON_INTERPRET=1.
 
-Triton decides at import whether kernels are interpreted, for the whole process. `test_triton_interpreted.py` starts that
-process and shows its result; in any other one nothing here is collected. All batches are hostile: blocks in random
-order, NaN in every slot that holds no token, garbage in unused table entries, caches that are strided views.
+Triton decides at import, for the whole process, whether it interprets: `test_triton_interpreted.py` starts that process
+and shows its result; in any other one nothing here is collected. All batches are hostile: blocks in random order, NaN
+in every slot that holds no token, garbage in unused table entries, caches that are strided views.
 """
 
 from __future__ import annotations
