@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__
 from .config import AdmissionConfig, EngineConfig
 from .request import RequestError, RequestOutput, SamplingParams
 
@@ -34,6 +35,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "__version__",
     "llm_service",
     "openai_app",
     "to_runner",

@@ -236,6 +236,8 @@ class EngineCore:
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         for request, delta in outcomes:
+            if delta.finish_reason is not None and request.timings.finished is None:
+                request.timings.finished = time.monotonic()
             request.sink(delta)
 
     def _report_ends(self, outcomes: Sequence[Outcome]) -> None:

@@ -109,8 +109,8 @@ def choose_backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBacken
         backend = NativeAttention()
         if not _native_runs(loaded):
             raise ModelError(
-                f"attention_backend 'cpu' takes head dims that are multiples of 8 up to 256 in float32 or bfloat16, not "
-                f"{loaded.geometry.head_dim} in {loaded.dtype}; use 'torch'"
+                "attention_backend 'cpu' takes head dims that are multiples of 8 up to 256 in float32 or bfloat16, "
+                f"not {loaded.geometry.head_dim} in {loaded.dtype}; use 'torch'"
             )
         return backend
     return _triton(config, loaded)
@@ -127,8 +127,8 @@ def _triton(config: EngineConfig, loaded: LoadedModel) -> AttentionBackend:
         import triton
     except ImportError:
         raise ModelError(
-            "attention_backend 'triton' needs the package triton (3.4 or newer): install a CUDA or ROCm build of torch, "
-            "or use 'torch'"
+            "attention_backend 'triton' needs the package triton, 3.4 or newer: install a CUDA or ROCm build of "
+            "torch, or use 'torch'"
         ) from None
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if version < (3, 4):

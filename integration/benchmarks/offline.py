@@ -18,7 +18,6 @@ import json
 import os
 import queue
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -161,4 +160,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

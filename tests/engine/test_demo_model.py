@@ -1,4 +1,4 @@
-"""The demo model itself: the outputs on which three independent engines agree, and bfloat16 as close as transformers' own."""
+"""The demo model: the outputs on which three independent engines agree, and bfloat16 as good as transformers' own."""
 
 from __future__ import annotations
 
