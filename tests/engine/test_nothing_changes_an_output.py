@@ -1,0 +1,129 @@
+"""Neither neighbours, nor chunking, nor preemption at every step changes what a request gets."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cb_backend import Engine, EngineConfig, SamplingParams
+from cb_backend.scheduling.preemption import Preemption, Victim
+from cb_backend.scheduling.scheduler import Scheduler
+
+from .oracle import random_prompts
+
+SAMPLED = {"temperature": 1.0, "top_p": 0.95, "top_k": 50}
+
+
+def params(seed: int) -> SamplingParams:
+    """A mix: greedy and sampled, with penalties and without, with log-probabilities."""
+    return SamplingParams(
+        max_tokens=8 + seed % 7,
+        seed=seed,
+        logprobs=2,
+        **({"temperature": 0.0} if seed % 4 == 0 else SAMPLED),
+        **({"repetition_penalty": 1.2, "presence_penalty": 0.3} if seed % 3 == 0 else {}),
+    )
+
+
+PROMPTS = random_prompts(32, (1, 70), 512, seed=11)
+PARAMS = [params(i) for i in range(32)]
+
+
+def run(path, prompts=PROMPTS, each=PARAMS, **fields):
+    config = EngineConfig(
+        **{"model": str(path), "dtype": "float32", "num_kv_blocks": 400, "block_size": 8, "swap_space": "64MiB"}
+        | fields
+    )
+    with Engine(config) as engine:
+        outputs = engine.generate(prompts, each)
+        stats = engine.stats()
+        engine.core.call(engine.core.scheduler.check)
+    return outputs, stats
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_llama):
+    """Every request by itself in an engine that has room for everything."""
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=400, block_size=8) as engine:
+        return [engine.generate([p], s)[0] for p, s in zip(PROMPTS, PARAMS, strict=True)]
+
+
+def assert_same(outputs, wanted):
+    for got, want in zip(outputs, wanted, strict=True):
+        assert got.token_ids == want.token_ids
+        assert (got.finish_reason, got.text) == (want.finish_reason, want.text)
+        assert [p.logprob for p in got.logprobs] == pytest.approx([p.logprob for p in want.logprobs], abs=1e-4)
+        assert [[i for i, _ in p.top] for p in got.logprobs] == [[i for i, _ in p.top] for p in want.logprobs]
+
+
+def test_a_batch_of_thirty_two_is_thirty_two_times_alone(tiny_llama, alone):
+    outputs, stats = run(tiny_llama, max_num_seqs=32)
+    assert_same(outputs, alone)
+    assert stats["preemptions_swap"] + stats["preemptions_recompute"] == 0
+
+
+@pytest.mark.parametrize("budget", [16, 40, 512])
+def test_chunking_and_order_change_nothing(tiny_llama, alone, budget):
+    order = list(reversed(range(32)))
+    outputs, _ = run(tiny_llama, [PROMPTS[i] for i in order], [PARAMS[i] for i in order], max_num_batched_tokens=budget)
+    assert_same(outputs, [alone[i] for i in order])
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute", "mixed"])
+@pytest.mark.parametrize("prefix_caching, budget", [(False, 512), (True, 512), (True, 24)])
+def test_preemption_at_every_step(tiny_llama, alone, monkeypatch, mode, prefix_caching, budget):
+    """Every step takes the memory of one running request, whether it is short or not."""
+    modes = itertools.cycle(["swap", "recompute"] if mode == "mixed" else [mode])
+    plan = Scheduler._make_room_for_decodes
+
+    def choose(self, candidates):
+        victims = [r for r in candidates if r.blocks and r.progressed]
+        if not victims:
+            return None
+        request = victims[len(victims) // 2]
+        how = next(modes)
+        room = self.pool.blocks_for(request.num_computed) <= self.host.available
+        return Victim(request, "swap" if how == "swap" and room else "recompute", len(request.blocks))
+
+    def preempt_one(self, draft):
+        plan(self, draft)
+        victim = choose(self.preemption, self.running)
+        if victim is not None:
+            self._preempt(victim, draft)
+
+    monkeypatch.setattr(Scheduler, "_make_room_for_decodes", preempt_one)
+    monkeypatch.setattr(Preemption, "choose", choose)
+    outputs, stats = run(
+        tiny_llama, enable_prefix_caching=prefix_caching, max_num_batched_tokens=budget, max_num_seqs=12
+    )
+    assert_same(outputs, alone)
+    if mode != "recompute":
+        assert stats["preemptions_swap"] >= 12
+    if mode != "swap":
+        assert stats["preemptions_recompute"] >= 12
+        assert stats["recomputed_tokens"] > 0
+
+
+def test_choices_of_a_seeded_request_are_reproducible_alone(tiny_llama):
+    prompt = PROMPTS[5]
+    three = SamplingParams(max_tokens=10, seed=7, n=3, **SAMPLED)
+    one = SamplingParams(max_tokens=10, seed=7, **SAMPLED)
+    (several,), _ = run(tiny_llama, [prompt], [three])
+    (again,), _ = run(tiny_llama, [prompt], [three], num_kv_blocks=40, max_num_batched_tokens=16)
+    (first,), _ = run(tiny_llama, [prompt], [one])
+    assert [c.token_ids for c in several.choices] == [c.token_ids for c in again.choices]
+    assert [c.index for c in several.choices] == [0, 1, 2]
+    assert several.choices[0].token_ids == first.token_ids
+    assert len({c.token_ids for c in several.choices}) == 3
+
+
+def test_unseeded_requests_differ_and_the_engines_seed_repeats_them(tiny_llama):
+    prompts = [PROMPTS[5]] * 3
+    free = SamplingParams(max_tokens=10, **SAMPLED)
+    first, _ = run(tiny_llama, prompts, free, seed=1)
+    second, _ = run(tiny_llama, prompts, free, seed=1)
+    other, _ = run(tiny_llama, prompts, free, seed=2)
+    assert len({o.token_ids for o in first}) == 3
+    assert [o.token_ids for o in first] == [o.token_ids for o in second]
+    assert [o.token_ids for o in first] != [o.token_ids for o in other]
