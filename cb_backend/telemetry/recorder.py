@@ -1,0 +1,242 @@
+"""The flight recorder: what each of the last N steps held, who came, who lost its memory and why.
+
+An observer on the engine thread that keeps plain tuples and no request, so that nothing is kept alive by it. `snapshot`
+gives the recording as JSON-ready data (docs/operations.md describes it), which telemetry/timeline.py serves,
+telemetry/picture.py draws and telemetry/export.py turns into a trace for Perfetto or a table.
+
+    python -m cb_backend.telemetry.recorder FILE [--text] [--chrome OUT] [--png OUT]
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..request import Request, StepPlan, TokenDelta
+
+FORMAT = 1
+
+
+class Occupancy(Protocol):
+    """What the recorder reads after each step: the scheduler."""
+
+    @property
+    def pool(self) -> Any: ...
+
+    @property
+    def running(self) -> list[Request]: ...
+
+    num_waiting: int
+    num_swapped: int
+
+
+@dataclass(slots=True)
+class _Row:
+    """One choice of one request, a row of the picture. `after`: the last step before it came; `until`: its last one."""
+
+    number: int
+    request_id: str
+    index: int
+    request_class: str
+    priority: int
+    prompt_tokens: int
+    max_tokens: int
+    arrival: float
+    after: int
+    until: int | None = None
+    finished: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    step: int
+    started: float
+    ended: float
+    items: list[tuple[int, int, int]]  # (row, first position, tokens)
+    admitted: tuple[int, ...]
+    resumed: tuple[int, ...]
+    preempted: tuple[tuple[int, str, str], ...]  # (row, "swap" | "recompute", "memory" | "priority")
+    kv_used: int
+    kv_cached: int
+    waiting: int
+    swapped: int
+    error: str | None
+
+
+class Recorder:
+    """Observer of `EngineCore`.
+
+    Args:
+        occupancy: the scheduler, read on the engine thread only.
+        model: id that clients use.
+        capacity: steps kept.
+    """
+
+    def __init__(self, occupancy: Occupancy, model: str, capacity: int = 4096) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1 step, got {capacity}")
+        self.model = model
+        self.capacity = capacity
+        self._occupancy = occupancy
+        self._epoch = time.time() - time.monotonic()
+        self._steps: deque[_Step] = deque(maxlen=capacity)
+        self._open: dict[Request, _Row] = {}
+        self._closed: deque[_Row] = deque()  # in the order of their ends; kept while a kept step shows them
+        self._num_rows = 0
+        self._last_step = 0
+        self._lock = threading.Lock()  # the engine thread appends while another one reads
+
+    # -- observer ---------------------------------------------------------------------------------------------------
+
+    def on_added(self, request: Request) -> None:
+        row = _Row(
+            self._num_rows,
+            request.request_id,
+            request.index,
+            request.request_class,
+            request.priority,
+            request.prompt_len,
+            request.max_tokens,
+            request.timings.arrival,
+            self._last_step,
+        )
+        self._num_rows += 1
+        with self._lock:
+            self._open[request] = row
+
+    def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
+        rows, occupancy = self._open, self._occupancy
+        pool = occupancy.pool
+        known = [item for item in plan.assignments if item.request in rows]
+        came = (*plan.admitted, *plan.resumed)
+        step = _Step(
+            plan.step,
+            started,
+            ended,
+            [(rows[item.request].number, item.start, item.num_tokens) for item in known],
+            tuple(rows[request].number for request in plan.admitted if request in rows),
+            tuple(rows[request].number for request in plan.resumed if request in rows),
+            tuple(
+                (rows[request].number, mode, _why(request, came)) for request, mode in plan.preempted if request in rows
+            ),
+            pool.num_used,
+            pool.num_cached,
+            occupancy.num_waiting,
+            occupancy.num_swapped,
+            error,
+        )
+        with self._lock:
+            self._steps.append(step)
+            self._last_step = plan.step
+            oldest = self._steps[0].step
+            while self._closed and (self._closed[0].until or 0) < oldest:
+                self._closed.popleft()
+
+    def on_finished(self, request: Request, delta: TokenDelta) -> None:
+        with self._lock:
+            row = self._open.pop(request, None)
+            if row is None:
+                return
+            row.until = self._last_step
+            row.finished = request.timings.finished or time.monotonic()
+            row.reason = delta.finish_reason.value if delta.finish_reason else None
+            self._closed.append(row)
+            # Requests that end without a step (refused by a dead device, aborted in the queue) must not pile up.
+            while len(self._closed) > 16 * self.capacity:
+                self._closed.popleft()
+
+    # -- any thread -------------------------------------------------------------------------------------------------
+
+    def snapshot(self, since: int = 0) -> dict[str, Any]:
+        """The recording as plain data, with the steps after number `since` and the rows that they or the future need.
+
+        Times are seconds since the epoch.
+        """
+        with self._lock:
+            steps = [step for step in self._steps if step.step > since]
+            rows = [_row(row, self._epoch) for row in self._closed if row.until is None or row.until >= since]
+            rows += [_row(row, self._epoch) for row in self._open.values()]
+        pool = self._occupancy.pool
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "capacity": self.capacity,
+            "kv_blocks": pool.num_blocks,
+            "block_size": pool.block_size,
+            "last_step": steps[-1].step if steps else since,
+            "rows": sorted(rows, key=lambda row: row["row"]),
+            "steps": [_step(step, self._epoch) for step in steps],
+        }
+
+    def save(self, path: Path) -> None:
+        """Writes the recording to a file that this module's command and the timeline page read."""
+        path.write_text(json.dumps(self.snapshot()), encoding="utf-8")
+
+
+def _why(victim: Request, came: tuple[Request, ...]) -> str:
+    return "priority" if any(request.priority < victim.priority for request in came) else "memory"
+
+
+def _row(row: _Row, epoch: float) -> dict[str, Any]:
+    return {
+        "row": row.number,
+        "id": row.request_id,
+        "index": row.index,
+        "class": row.request_class,
+        "priority": row.priority,
+        "prompt_tokens": row.prompt_tokens,
+        "max_tokens": row.max_tokens,
+        "arrival": epoch + row.arrival,
+        "after": row.after,
+        "until": row.until,
+        "finished": None if row.finished is None else epoch + row.finished,
+        "reason": row.reason,
+    }
+
+
+def _step(step: _Step, epoch: float) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "started": epoch + step.started,
+        "ended": epoch + step.ended,
+        "tokens": sum(tokens for _row, _start, tokens in step.items),
+        "items": [list(item) for item in step.items],
+        "admitted": list(step.admitted),
+        "resumed": list(step.resumed),
+        "preempted": [list(entry) for entry in step.preempted],
+        "kv_used": step.kv_used,
+        "kv_cached": step.kv_cached,
+        "waiting": step.waiting,
+        "swapped": step.swapped,
+        "error": step.error,
+    }
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a saved recording.
+
+    Raises:
+        ValueError: the file is not one; the message says what is missing.
+    """
+    try:
+        recording = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable recording: {error}") from None
+    if not isinstance(recording, dict) or recording.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a recording of format {FORMAT}: save /cb/timeline/data or Recorder.save()")
+    for key in ("rows", "steps"):
+        if not isinstance(recording.get(key), list):
+            raise ValueError(f"{path}: '{key}' must be a list")
+    return recording
+
+
+if __name__ == "__main__":
+    from .export import main
+
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""Takes the slow half of metrics and logs off the engine thread.
+
+The engine thread appends to bounded queues; one daemon thread empties them ten times a second while anything happens,
+and a last time when the engine has become idle, so that gauges return to zero. If it cannot keep up, the oldest
+entries are dropped; the engine never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from ..request import Request, StepPlan, TokenDelta
+from .logs import log_request
+from .metrics import Metrics
+from .summary import RequestSummary
+
+logger = logging.getLogger("cb_backend")
+
+_PERIOD = 0.1  # seconds
+_LONGEST = 65_536
+
+
+class Reporter:
+    """Observer of `EngineCore`, and sink of `Summaries`.
+
+    Args:
+        stats: `Engine.stats`.
+        metrics: None: only log lines are written.
+        decode: for the texts of a log line, where they are asked for.
+    """
+
+    def __init__(
+        self,
+        stats: Callable[[], Mapping[str, float]],
+        metrics: Metrics | None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self._stats = stats
+        self._metrics = metrics
+        self._decode = decode
+        self._steps: deque[tuple[StepPlan, float, str | None]] = deque(maxlen=_LONGEST)
+        self._ends: deque[RequestSummary] = deque(maxlen=_LONGEST)
+        self._refusals: deque[str] = deque(maxlen=_LONGEST)
+        self._disconnects: deque[None] = deque(maxlen=_LONGEST)
+        self._woken = threading.Event()
+        self._closing = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="cb-reporter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Reports what is left and ends the thread."""
+        self._closing.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    # -- engine thread and event loop -------------------------------------------------------------------------------
+
+    def on_added(self, request: Request) -> None:
+        self._wake()
+
+    def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
+        if self._metrics is not None:
+            self._steps.append((plan, ended - started, error))
+
+    def on_finished(self, request: Request, delta: TokenDelta) -> None:
+        self._wake()
+
+    def summary(self, summary: RequestSummary) -> None:
+        self._ends.append(summary)
+
+    def refused(self, code: str) -> None:
+        self._refusals.append(code)
+        self._wake()
+
+    def disconnected(self) -> None:
+        self._disconnects.append(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken.is_set():
+            self._woken.set()
+
+    # -- its own thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        busy = False
+        while not self._closing.is_set():
+            if not busy:
+                self._woken.wait()
+            self._closing.wait(_PERIOD)
+            self._woken.clear()
+            busy = self._try_report()
+        self._try_report()
+
+    def _try_report(self) -> bool:
+        try:
+            return self.report()
+        except Exception:
+            if not self._failed:  # once: it may well happen ten times a second
+                self._failed = True
+                logger.exception("metrics or request logs cannot be written")
+            return False
+
+    def report(self) -> bool:
+        """Writes what has gathered; True while the engine has unfinished requests."""
+        stats = self._stats()
+        metrics = self._metrics
+        while self._steps:
+            plan, seconds, error = self._steps.popleft()
+            if metrics is not None:
+                metrics.step(plan, seconds, error)
+        while self._ends:
+            summary = self._ends.popleft()
+            if metrics is not None:
+                metrics.finished(summary)
+            log_request(summary, self._decode)
+        while self._refusals:
+            code = self._refusals.popleft()
+            if metrics is not None:
+                metrics.refused(code)
+        while self._disconnects:
+            self._disconnects.popleft()
+            if metrics is not None:
+                metrics.disconnected()
+        if metrics is not None:
+            metrics.refresh(stats)
+        return bool(stats["running"] or stats["waiting"])

@@ -1,0 +1,108 @@
+"""An engine thread without a device: the scripted model answers each step; the test says what happens when."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from cb_backend.core import Add, End, EngineCore
+from cb_backend.request import FinishReason, Request, StepPlan, StepResult, TokenDelta
+from tests.scheduling.scripted import answer, make_request, make_scheduler
+
+BYTES_PER_BLOCK = 1000
+
+
+@dataclass
+class _Pending:
+    plan: StepPlan
+    fail: bool
+
+    def result(self) -> StepResult:
+        if self.fail:
+            raise RuntimeError("the device is gone")
+        return answer(self.plan)
+
+
+@dataclass
+class ScriptedEngine:
+    """`before`: step number -> what the test does just before that step's device work, on the engine thread."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    before: dict[int, Callable[[], None]] = field(default_factory=dict)
+    failing: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.scheduler = make_scheduler(**self.options)
+        self.core = EngineCore(self.scheduler, self)
+        self.deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
+        self.model_name = "tiny"
+        self.storage = SimpleNamespace(bytes_per_block=BYTES_PER_BLOCK)
+        self.tokenizer: Any = None
+
+    def launch(self, plan: StepPlan) -> _Pending:
+        if plan.step in self.before:
+            self.before[plan.step]()
+        return _Pending(plan, plan.step in self.failing)
+
+    def request(self, name: str, *args: Any, **options: Any) -> list[Request]:
+        context = options.pop("context", None)
+        request_class = options.pop("request_class", "")
+        choices = make_request(name, *args, sink=self.deltas.put, **options)
+        for choice in choices:
+            choice.trace_context = context
+            choice.request_class = request_class
+        return choices
+
+    def send(self, choices: list[Request]) -> None:
+        for choice in choices:
+            choice.timings.arrival = time.monotonic()
+        self.core.send(Add(choices))
+
+    def abort(self, name: str) -> None:
+        self.core.send(End(name, FinishReason.ABORT))
+
+    def run(self, *requests: list[Request]) -> dict[tuple[str, int], FinishReason]:
+        """Serves the requests that were sent before the first step, and what `before` adds; returns all ends."""
+        for choices in requests:
+            self.send(choices)
+        self.core.start()
+        ends: dict[tuple[str, int], FinishReason] = {}
+        expected = {(c.request_id, c.index) for choices in requests for c in choices}
+        while not expected <= ends.keys():
+            delta = self.deltas.get(timeout=10)
+            if delta.finish_reason is not None:
+                ends[delta.request_id, delta.index] = delta.finish_reason
+        self.core.stop(10)
+        return ends
+
+    def stats(self) -> dict[str, float]:
+        scheduler, pool, counts = self.scheduler, self.scheduler.pool, self.scheduler.counters
+        return {
+            "running": len(scheduler.running),
+            "waiting": scheduler.num_waiting,
+            "swapped": scheduler.num_swapped,
+            "steps": scheduler.step,
+            "kv_blocks": pool.num_blocks,
+            "kv_blocks_used": pool.num_used,
+            "kv_blocks_cached": pool.num_cached,
+            "kv_blocks_free": pool.available - pool.num_cached,
+            "host_blocks_used": scheduler.host.num_used,
+            "block_size": pool.block_size,
+            "prefix_queried_tokens": pool.queried_tokens,
+            "prefix_hit_tokens": pool.hit_tokens,
+            "swapped_bytes": counts["swapped_blocks"] * BYTES_PER_BLOCK,
+            **{
+                key: counts[key]
+                for key in (
+                    "computed_tokens",
+                    "generated_tokens",
+                    "recomputed_tokens",
+                    "preemptions_swap",
+                    "preemptions_recompute",
+                )
+            },
+        }
