@@ -16,7 +16,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .assembly import Parts, build
@@ -33,6 +34,7 @@ from .request import (
     Timings,
     TokenDelta,
 )
+from .telemetry import Telemetry, offline, phase, with_caller
 from .text.output import OutputBuilder
 
 logger = logging.getLogger("cb_backend")
@@ -52,6 +54,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig | None = None, **fields: Any) -> None:
         self.config = config if config is not None else EngineConfig(**fields)
+        self.observe: Callable[[Parts], Telemetry] = offline  # a service sets telemetry.service before the start
+        self.telemetry: Telemetry | None = None
         self._parts: Parts | None = None
         self._arrivals = itertools.count()
         self._open_ids: set[str] = set()
@@ -68,8 +72,10 @@ class Engine:
         """
         with self._lock:
             if self._parts is None:
-                self._parts = build(self.config)
-                self._parts.core.start()
+                parts = build(self.config)
+                self.telemetry = self.observe(parts)
+                self._parts = parts
+                parts.core.start()
         return self
 
     def close(self) -> None:
@@ -79,6 +85,8 @@ class Engine:
         if parts is not None:
             parts.core.stop()
             parts.save_state()
+            if self.telemetry is not None:
+                self.telemetry.close()
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -203,17 +211,18 @@ class Engine:
             token_ids = self._encode(prompt)
         deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
         mailbox = self._mailbox(asyncio.get_running_loop())
-        reader = self._open(
-            token_ids,
-            params or SamplingParams(),
-            lambda delta: mailbox.post(deltas, delta),
-            request_id=request_id,
-            priority=priority,
-            timeout=timeout,
-            request_class=request_class,
-            salt=salt,
-            trace_context=trace_context,
-        )
+        with self._counting_refusals():
+            reader = self._open(
+                token_ids,
+                params or SamplingParams(),
+                lambda delta: mailbox.post(deltas, delta),
+                request_id=request_id,
+                priority=priority,
+                timeout=timeout,
+                request_class=request_class,
+                salt=salt,
+                trace_context=trace_context,
+            )
         try:
             while not reader.done:
                 output = reader.feed(await deltas.get())
@@ -272,7 +281,10 @@ class Engine:
             self._check_queue()
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
-        constraint = constraint or parts.compile_constraint(params)
+        trace_context = with_caller(trace_context)
+        if constraint is None and params.response_format is not None:
+            with phase(trace_context, "compile grammar"):
+                constraint = parts.compile_constraint(params)
         choices = [
             Request(
                 request_id,
@@ -303,6 +315,15 @@ class Engine:
         reader = _Reader(self, choices, token_ids)
         parts.core.send(Add(choices))
         return reader
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            if self.telemetry is not None:
+                self.telemetry.refused(error.code)
+            raise
 
     def _check_queue(self) -> None:
         waiting = self.core.scheduler.num_waiting + self.core.num_unread
@@ -367,6 +388,8 @@ class _Reader:
         self._closed = True
         if self._unfinished:
             self.release()
+            if self._engine.telemetry is not None:
+                self._engine.telemetry.disconnected()
             if self._engine.is_ready:
                 self._engine.core.send(End(self.request_id, FinishReason.ABORT))
 

@@ -242,6 +242,8 @@ class Tracing:
                 self._enter(choice, DECODE, first if first is not None and first >= started else ended)
 
     def _enter(self, life: _Life, phase: str, at: float) -> None:
+        # With overlap a step is planned before the one before it has settled.
+        at = max(at, life.since)
         self._end_phase(life, at)
         life.phase, life.since, life.tokens = phase, at, len(life.request.token_ids)
         if phase in (PREFILL, RESUMED):
