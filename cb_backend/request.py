@@ -180,6 +180,7 @@ class TokenDelta:
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    ends_with_stop_token: bool = False  # the last id is an end id or one of stop_token_ids
     cached_tokens: int = 0
     timings: Timings | None = None
     error: str | None = None

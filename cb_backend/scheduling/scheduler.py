@@ -409,8 +409,10 @@ class Scheduler:
         self.counters["generated_tokens"] += 1
         reason: FinishReason | None = None
         stop_reason: int | None = None
+        by_token = False
         if token_id in request.stop_ids and request.num_settled > request.params.min_tokens:
             reason = FinishReason.STOP
+            by_token = True
             stop_reason = token_id if token_id in request.params.stop_token_ids else None
         elif request.constraint is not None and request.constraint.finished:
             reason = FinishReason.STOP
@@ -418,7 +420,7 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             request.timings.finished = now
-            return self._finish(request, reason, (token_id,), logprob, stop_reason)
+            return self._finish(request, reason, (token_id,), logprob, stop_reason, by_token=by_token)
         return request, self._delta(request, (token_id,), logprob)
 
     def _delta(
@@ -429,6 +431,7 @@ class Scheduler:
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
         error: str | None = None,
+        by_token: bool = False,
     ) -> TokenDelta:
         prompt_logprobs = None
         if request.params.prompt_logprobs is not None and request.prompt_logprobs:
@@ -443,6 +446,7 @@ class Scheduler:
             cached_tokens=request.num_cached,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
+            ends_with_stop_token=by_token,
             error=error,
             timings=request.timings,
         )
@@ -455,6 +459,7 @@ class Scheduler:
         logprob: Logprob | None = None,
         stop_reason: int | None = None,
         error: str | None = None,
+        by_token: bool = False,
     ) -> Outcome:
         """Frees everything that `request` holds and takes it out of every map."""
         if request.status is Status.RUNNING:
@@ -476,7 +481,7 @@ class Scheduler:
             del self.by_id[request.request_id]
         self.counters[f"finished_{reason.value}"] += 1
         self.admission.finished(request)
-        return request, self._delta(request, token_ids, logprob, reason, stop_reason, error)
+        return request, self._delta(request, token_ids, logprob, reason, stop_reason, error, by_token)
 
     # -- the waiting queue ------------------------------------------------------------------------------------------
 

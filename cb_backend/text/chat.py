@@ -1,0 +1,159 @@
+"""Chat messages to token ids, through the tokenizer's own template in transformers' sandboxed renderer and no other.
+
+Every fault of the messages becomes a `RequestError` that names the message. Content may be a string or a list of text
+parts; null is allowed for an assistant message that calls tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..request import RequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# A template may loop: what it renders is cut off here, in characters, long before memory is at risk.
+MAX_RENDERED = 4_000_000
+
+
+class ChatTemplate:
+    """The chat format of one tokenizer.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        allow_request_template: whether a request may bring a template of its own.
+    """
+
+    def __init__(self, tokenizer: Any, allow_request_template: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._allow_request_template = allow_request_template
+
+    @property
+    def available(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the conversation. The template writes the special tokens: none is added to them.
+
+        Raises:
+            RequestError: the messages or options are wrong, or the template refuses them.
+        """
+        text = self.render_text(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=template,
+            template_kwargs=template_kwargs,
+        )
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model will read it; see `render`."""
+        if template is not None and not self._allow_request_template:
+            raise RequestError(
+                "'chat_template': templates in requests are not allowed by this server", param="chat_template"
+            )
+        if template is None and not self.available:
+            raise RequestError(
+                "this model has no chat template: use /v1/completions, or put a chat_template.jinja beside the model",
+                param="messages",
+                code="no_chat_template",
+            )
+        conversation = check_messages(messages)
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other",
+                param="continue_final_message",
+            )
+        if continue_final_message and conversation[-1]["role"] != "assistant":
+            raise RequestError(
+                "'continue_final_message' needs an assistant message at the end", param="continue_final_message"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                conversation,
+                tools=list(tools) if tools else None,
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **(template_kwargs or {}),
+            )
+        except Exception as error:  # whatever a template raises, it concerns this request alone
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise RequestError(
+                f"'messages': the model's chat template refuses them: {reason}", param="messages"
+            ) from None
+        if len(text) > MAX_RENDERED:
+            raise RequestError(
+                f"'messages': they render to {len(text)} characters, more than {MAX_RENDERED}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return text
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages with their content as plain strings.
+
+    Raises:
+        RequestError: names the first message at fault.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError("'messages': must be a list with at least one message", param="messages")
+    return [_check_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+
+
+def _check_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"'{where}': must be an object with a role and a content", param=where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise RequestError(f"'{where}.role': must be one of {', '.join(ROLES)} (got {role!r})", param=f"{where}.role")
+    content = _text_of(message.get("content"), f"{where}.content")
+    if content is None and not (role == "assistant" and message.get("tool_calls")):
+        raise RequestError(
+            f"'{where}.content': only an assistant message with tool_calls may be without content",
+            param=f"{where}.content",
+        )
+    # "developer" is OpenAI's newer word for "system"; templates know only the latter.
+    kept = {key: value for key, value in message.items() if value is not None}
+    return {**kept, "role": "system" if role == "developer" else role, "content": content or ""}
+
+
+def _text_of(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestError(f"'{where}': must be a string or a list of text parts (got {content!r})", param=where)
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise RequestError(
+                f"'{where}.{i}': only text parts are supported (got type {kind!r})", param=f"{where}.{i}"
+            )
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"'{where}.{i}.text': must be a string", param=f"{where}.{i}.text")
+        texts.append(part["text"])
+    return "".join(texts)

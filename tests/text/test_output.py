@@ -1,0 +1,130 @@
+"""Deltas to outputs: text, stops, ends, usage, log-probabilities."""
+
+from __future__ import annotations
+
+import pytest
+
+from cb_backend.request import FinishReason, Logprob, SamplingParams, TokenDelta
+from cb_backend.text.output import OutputBuilder
+
+from .tokenizers_made_here import tokenizer_of
+
+TOKENIZER = tokenizer_of("byte_level")
+END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+
+
+def ids_of(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def feed(ids, *, end=FinishReason.LENGTH, by_token=False, stop_reason=None, **params):
+    """Token by token; the last one carries the end. Returns (builder, outputs)."""
+    builder = OutputBuilder(TOKENIZER, SamplingParams(**params), "r", (5, 6))
+    outputs = []
+    for i, token_id in enumerate(ids):
+        last = i == len(ids) - 1
+        delta = TokenDelta(
+            "r",
+            0,
+            (token_id,),
+            logprobs=(Logprob(token_id, -float(i)),),
+            finish_reason=end if last else None,
+            stop_reason=stop_reason if last else None,
+            ends_with_stop_token=by_token and last,
+            cached_tokens=1,
+        )
+        output = builder.feed(delta)
+        if output is not None:
+            outputs.append(output)
+    return builder, outputs
+
+
+def test_deltas_join_to_the_text_and_ids_are_cumulative():
+    ids = ids_of("Hello 🦙 there")
+    _, outputs = feed(ids)
+    assert "".join(o.delta.text for o in outputs) == outputs[-1].text == "Hello 🦙 there"
+    assert [len(o.token_ids) for o in outputs] == list(range(1, len(ids) + 1))
+    assert [o.finish_reason for o in outputs] == [None] * (len(ids) - 1) + ["length"]
+    usage = outputs[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (2, len(ids), 1)
+    assert usage.total_tokens == 2 + len(ids)
+
+
+def test_a_stop_string_ends_before_the_engine_does():
+    ids = ids_of("one two three four")
+    builder, outputs = feed(ids, stop="two")
+    last = outputs[-1]
+    assert (last.text, last.finish_reason, last.stop_reason) == ("one ", "stop", "two")
+    assert builder.stopped_by_text and builder.finished
+    assert TOKENIZER.decode(last.token_ids).endswith("two")  # up to the token that completed it, no further
+    assert "".join(o.delta.text for o in outputs) == "one "
+
+
+def test_a_stop_string_in_the_very_last_token_needs_no_word_to_the_engine():
+    builder, outputs = feed(ids_of("one two"), stop=["two"])
+    assert (outputs[-1].finish_reason, outputs[-1].text) == ("stop", "one ")
+    assert not builder.stopped_by_text
+
+
+def test_the_stop_string_may_stay_in_the_output():
+    _, outputs = feed(ids_of("one two three"), stop="two", include_stop_str_in_output=True)
+    assert outputs[-1].text == "one two"
+
+
+def test_text_held_back_in_vain_is_shown_at_the_end():
+    _, outputs = feed(ids_of("one tw"), stop="two")
+    assert outputs[-1].text == "one tw"
+
+
+def test_stop_strings_are_not_looked_for_before_min_tokens():
+    ids = ids_of("two two two")
+    _, outputs = feed(ids, stop="two", min_tokens=len(ids_of("two two")))
+    assert outputs[-1].text.startswith("two two")
+    assert outputs[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "params, text",
+    [
+        ({}, "hello world"),
+        ({"include_stop_str_in_output": True}, "hello world"),
+        ({"skip_special_tokens": False}, "hello world<|im_end|>"),
+    ],
+)
+def test_case_008_013_a_special_end_token_cuts_nothing(params, text):
+    _, outputs = feed([*ids_of("hello world"), END], end=FinishReason.STOP, by_token=True, **params)
+    assert outputs[-1].text == text
+    assert outputs[-1].token_ids[-1] == END
+
+
+@pytest.mark.parametrize("include, text", [(False, "hello"), (True, "hello world")])
+def test_an_ordinary_stop_token_is_hidden_unless_included(include, text):
+    hello, world = ids_of("hello"), ids_of(" world")
+    ids = [*hello, *world]
+    _, outputs = feed(
+        ids, end=FinishReason.STOP, by_token=True, stop_reason=ids[-1], include_stop_str_in_output=include
+    )
+    shown = TOKENIZER.decode(ids if include else ids[:-1])
+    assert outputs[-1].text == shown
+    assert outputs[-1].stop_reason == ids[-1]
+
+
+def test_every_logprob_appears_once_and_none_past_a_stop():
+    ids = ids_of("one two three four")
+    _, outputs = feed(ids, stop="two", logprobs=0)
+    given = [p for o in outputs for p in o.delta.logprobs]
+    assert tuple(given) == outputs[-1].logprobs
+    assert [p.token_id for p in given] == list(outputs[-1].token_ids)
+
+
+def test_without_a_tokenizer_there_are_ids_and_no_text():
+    builder = OutputBuilder(None, SamplingParams(stop="x"), "r", (1,))
+    output = builder.feed(TokenDelta("r", 0, (4,), finish_reason=FinishReason.LENGTH))
+    assert (output.text, output.token_ids, output.finish_reason) == ("", (4,), "length")
+
+
+def test_an_error_without_tokens_is_an_output_and_an_empty_delta_is_none():
+    builder = OutputBuilder(TOKENIZER, SamplingParams(), "r", (1,))
+    assert builder.feed(TokenDelta("r", 0, ())) is None
+    output = builder.feed(TokenDelta("r", 0, (), finish_reason=FinishReason.ERROR, error="broken"))
+    assert (output.finish_reason, output.error) == ("error", "broken")
