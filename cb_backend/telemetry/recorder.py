@@ -153,11 +153,14 @@ class Recorder:
 
     # -- any thread -------------------------------------------------------------------------------------------------
 
-    def snapshot(self, since: int = 0) -> dict[str, Any]:
+    def snapshot(self, since: int = 0, epoch: float | None = None) -> dict[str, Any]:
         """The recording as plain data, with the steps after number `since` and the rows that they or the future need.
 
-        Times are seconds since the epoch.
+        Times are seconds since the epoch. `epoch`: that of the recording that `since` belongs to; if it was another
+        one (the service was restarted), all steps are given.
         """
+        if epoch is not None and epoch != self._epoch:
+            since = 0
         with self._lock:
             steps = [step for step in self._steps if step.step > since]
             rows = [_row(row, self._epoch) for row in self._closed if row.until is None or row.until >= since]
@@ -165,6 +168,7 @@ class Recorder:
         pool = self._occupancy.pool
         return {
             "format": FORMAT,
+            "epoch": self._epoch,
             "model": self.model,
             "capacity": self.capacity,
             "kv_blocks": pool.num_blocks,

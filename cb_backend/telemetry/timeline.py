@@ -7,6 +7,7 @@ request ids and token counts, never text; the operator switches it on with `CB_T
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,11 @@ def page() -> str:
     return resources.files(__package__).joinpath("timeline.html").read_text(encoding="utf-8")
 
 
-def timeline_app(recorder: Recorder) -> Starlette:
-    """An app to mount at `PATH`: `/` is the page, `/data?since=STEP` the recording's steps after STEP as JSON."""
+def timeline_app(find_recorder: Callable[[], Recorder | None]) -> Starlette:
+    """An app to mount at `PATH`: `/` is the page, `/data?since=STEP` the recording's steps after STEP as JSON.
+
+    `find_recorder` gives None until the engine has started: the page then says that it is not connected.
+    """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import HTMLResponse, JSONResponse
@@ -45,7 +49,14 @@ def timeline_app(recorder: Recorder) -> Starlette:
         if not (raw.isascii() and raw.isdigit() and len(raw) < 19):
             message = f"'since': must be a step number, 0 or more (got {raw[:40]!r})"
             return JSONResponse({"error": {"message": message}}, status_code=400)
-        recording = await run_in_threadpool(recorder.snapshot, int(raw))
+        recorder = find_recorder()
+        if recorder is None:
+            return JSONResponse({"error": {"message": "the engine has not started"}}, status_code=503)
+        try:
+            epoch = float(request.query_params.get("epoch") or "nan")
+        except ValueError:
+            epoch = float("nan")
+        recording = await run_in_threadpool(recorder.snapshot, int(raw), epoch)
         return JSONResponse(recording, headers={"Cache-Control": "no-store"})
 
     return Starlette(routes=[Route("/", show), Route("/data", data)])
