@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .request import FinishReason, Request, RequestError, StepPlan, StepResult, TokenDelta
-from .scheduling.scheduler import Outcome, Scheduler
+from .scheduling.draft import Outcome
+from .scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("cb_backend")
 

@@ -11,7 +11,6 @@ large request is not starved by small ones behind it. A preempted request comes 
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
@@ -27,11 +26,10 @@ from ..request import (
     Status,
     StepPlan,
     StepResult,
-    TokenDelta,
 )
+from .draft import Draft, End, Outcome, delta_of, end_after
 from .preemption import Preemption, Victim
-
-Outcome = tuple[Request, TokenDelta]
+from .waiting import Deadlines, WaitingQueue
 
 
 class AdmissionPolicy(Protocol):
@@ -70,10 +68,9 @@ class Scheduler:
         self.max_running = min(max_num_seqs, max_num_batched_tokens)
         self.running: list[Request] = []  # in rank order
         self.by_id: dict[str, list[Request]] = {}  # all choices of every unfinished request
-        self._waiting: list[tuple[int, bool, int, int, Request]] = []  # heap; ended requests are skipped when met
-        self._deadlines: list[tuple[float, int, str]] = []  # heap of (deadline, arrival number, request id)
+        self.waiting = WaitingQueue()
+        self._deadlines = Deadlines()
         self._fork_slots = 0  # places kept for choices that wait for their leader's prefill
-        self.num_waiting = 0
         self.num_swapped = 0
         self.step = 0
         self.counters: Counter[str] = Counter()
@@ -93,28 +90,30 @@ class Scheduler:
             raise ValueError(f"{len(choices)} choices do not fit into {self.max_running} sequences")
         leader.forks = list(choices[1:])
         self.by_id[leader.request_id] = list(choices)
-        self._enqueue(leader)
-        if leader.deadline is not None:
-            heapq.heappush(self._deadlines, (leader.deadline, leader.order, leader.request_id))
+        self.waiting.push(leader)
+        self._deadlines.add(leader)
 
     def finish(self, request_id: str, reason: FinishReason, index: int | None = None) -> list[Outcome]:
         """Ends a request (or one of its choices) from outside: abort, stop string, timeout. Unknown ids do nothing."""
         choices = [c for c in self.by_id.get(request_id, ()) if index is None or c.index == index]
-        return [self._finish(choice, reason) for choice in choices if choice.status is not Status.FINISHED]
+        return [self._finish(choice, End(reason)) for choice in choices if choice.status is not Status.FINISHED]
 
     def expire(self, now: float) -> list[Outcome]:
         """Ends every request whose deadline is at or before `now`."""
         ended: list[Outcome] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, _order, request_id = heapq.heappop(self._deadlines)
+        for request_id, order in self._deadlines.passed(now):
             choices = self.by_id.get(request_id)
-            if choices and choices[0].deadline == deadline:  # else: ended, and its id perhaps used again
+            if choices and choices[0].order == order:  # else: it ended, and its id was used again
                 ended += self.finish(request_id, FinishReason.TIMEOUT)
         return ended
 
     @property
     def next_deadline(self) -> float | None:
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
 
     @property
     def has_work(self) -> bool:
@@ -124,7 +123,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step. Empty (false) where nothing can run, which only happens when nothing is unfinished."""
-        draft = _Draft()
+        draft = Draft()
         self._make_room_for_better(draft)
         self._make_room_for_decodes(draft)
         budget = self.budget
@@ -152,7 +151,7 @@ class Scheduler:
             return 1
         return int(self.pool.refs(request.blocks[request.num_computed // self.pool.block_size]) > 1)
 
-    def _grow(self, request: Request, draft: _Draft) -> None:
+    def _grow(self, request: Request, draft: Draft) -> None:
         if not self._blocks_to_grow(request):
             return
         (block,) = self.pool.allocate(1)
@@ -165,7 +164,7 @@ class Scheduler:
             request.blocks[position] = block
             self.pool.release([shared])
 
-    def _assign(self, request: Request, num_tokens: int, draft: _Draft) -> int:
+    def _assign(self, request: Request, num_tokens: int, draft: Draft) -> int:
         """Gives `request` its next tokens; planning advances `num_computed`, so the next plan may be made at once."""
         start = request.num_computed
         completes = start + num_tokens == request.num_known
@@ -186,7 +185,7 @@ class Scheduler:
                 sampler.num_in_flight += 1
         return num_tokens
 
-    def _fork(self, leader: Request, draft: _Draft) -> list[Request]:
+    def _fork(self, leader: Request, draft: Draft) -> list[Request]:
         """Its prompt is computed: the other choices share its blocks and sample the same row."""
         forks, leader.forks = leader.forks, []
         self._fork_slots -= len(forks)
@@ -203,10 +202,10 @@ class Scheduler:
 
     # -- capacity: admit and resume ---------------------------------------------------------------------------------
 
-    def _admit(self, budget: int, draft: _Draft) -> None:
+    def _admit(self, budget: int, draft: Draft) -> None:
         """Lets waiting requests in, best rank first, while tokens, places and memory are left."""
         asked = False
-        while budget > 0 and (head := self._head()) is not None and not head.num_in_flight:
+        while budget > 0 and (head := self.waiting.head()) is not None and not head.num_in_flight:
             if not self._has_place(head, len(draft.forked)):
                 return
             if not asked:
@@ -214,9 +213,7 @@ class Scheduler:
                 asked = True
             if not self._take_memory(head, draft):
                 return
-            heapq.heappop(self._waiting)
-            head.queued = False
-            self.num_waiting -= 1
+            self.waiting.pop()
             self._fork_slots += len(head.forks)
             (draft.resumed if head.preempted else draft.admitted).append(head)
             head.preempted = False
@@ -228,7 +225,7 @@ class Scheduler:
         taken = len(self.running) + just_forked + self._fork_slots
         return taken + 1 + len(head.forks) <= self.max_running
 
-    def _take_memory(self, head: Request, draft: _Draft) -> bool:
+    def _take_memory(self, head: Request, draft: Draft) -> bool:
         """Takes blocks for all known tokens of `head`, if they fit and admission agrees."""
         total = self.pool.blocks_for(head.num_known)
         cached: list[int] = []
@@ -277,7 +274,7 @@ class Scheduler:
 
     # -- capacity: preempt ------------------------------------------------------------------------------------------
 
-    def _make_room_for_decodes(self, draft: _Draft) -> None:
+    def _make_room_for_decodes(self, draft: Draft) -> None:
         """Preempts until every decode can have the block it needs. The first in rank is never preempted."""
         needs = {
             request: self._blocks_to_grow(request)
@@ -295,9 +292,9 @@ class Scheduler:
             # A block that the victim shared may have become private to its other owner.
             needs = {request: self._blocks_to_grow(request) for request in needs}
 
-    def _make_room_for_better(self, draft: _Draft) -> None:
+    def _make_room_for_better(self, draft: Draft) -> None:
         """A waiting request of better priority preempts running ones when it cannot get in otherwise."""
-        head = self._head()
+        head = self.waiting.head()
         if head is None or head.num_in_flight or not self.running or self.running[-1].priority <= head.priority:
             return
         worse = [r for r in self.running if r.priority > head.priority]
@@ -322,7 +319,7 @@ class Scheduler:
             worse.remove(victim.request)
             self._preempt(victim, draft)
 
-    def _preempt(self, victim: Victim, draft: _Draft) -> None:
+    def _preempt(self, victim: Victim, draft: Draft) -> None:
         request = victim.request
         self.running.remove(request)
         self._fork_slots -= len(request.forks)
@@ -342,7 +339,7 @@ class Scheduler:
         request.timings.preemptions += 1
         self.counters[f"preemptions_{victim.mode}"] += 1
         draft.preempted.append((request, victim.mode))
-        self._enqueue(request)
+        self.waiting.push(request)
 
     def _forget_computed(self, request: Request) -> None:
         """Its K/V are gone: everything known is to be computed again."""
@@ -355,7 +352,7 @@ class Scheduler:
 
     def settle(self, plan: StepPlan, result: StepResult, now: float) -> list[Outcome]:
         """Books a step that the device has done: one delta per request that has something to say."""
-        deltas: list[Outcome] = []
+        outcomes: list[Outcome] = []
         for request in (*plan.admitted, *plan.resumed):
             if request.timings.admitted is None:
                 request.timings.admitted = now
@@ -368,21 +365,21 @@ class Scheduler:
                 continue  # ended while its token was on the device
             if i in result.errors:
                 self.pool.invalidate(request.blocks)
-                deltas.append(self._finish(request, FinishReason.ERROR, error=result.errors[i]))
+                outcomes.append(self._finish(request, End(FinishReason.ERROR, error=result.errors[i])))
                 continue
-            deltas.append(
+            outcomes.append(
                 self._append(request, result.token_ids[i], result.logprobs[i] if result.logprobs else None, now)
             )
         for item in plan.assignments:
             request = item.request
             if request.max_tokens == 0 and request.status is Status.RUNNING and request.num_missing == 0:
                 for choice in (request, *request.forks):
-                    deltas.append(self._finish(choice, FinishReason.LENGTH))
-        return deltas
+                    outcomes.append(self._finish(choice, End(FinishReason.LENGTH)))
+        return outcomes
 
     def fail(self, plan: StepPlan, error: str) -> list[Outcome]:
         """The step raised on the device: all its requests end, and nothing it wrote is ever hit again."""
-        deltas: list[Outcome] = []
+        outcomes: list[Outcome] = []
         for request, _row in plan.samplers:
             request.num_in_flight -= 1
         for request, mode in plan.preempted:
@@ -396,8 +393,8 @@ class Scheduler:
                 self.pool.invalidate(item.request.blocks)
         for request in {item.request.request_id: item.request for item in plan.assignments}.values():
             for choice in self.by_id.get(request.request_id, [])[:]:
-                deltas.append(self._finish(choice, FinishReason.ERROR, error=error))
-        return deltas
+                outcomes.append(self._finish(choice, End(FinishReason.ERROR, error=error)))
+        return outcomes
 
     def _append(self, request: Request, token_id: int, logprob: Logprob | None, now: float) -> Outcome:
         request.token_ids.append(token_id)
@@ -407,59 +404,14 @@ class Scheduler:
         if request.constraint is not None:
             request.constraint.accept(token_id)
         self.counters["generated_tokens"] += 1
-        reason: FinishReason | None = None
-        stop_reason: int | None = None
-        by_token = False
-        if token_id in request.stop_ids and request.num_settled > request.params.min_tokens:
-            reason = FinishReason.STOP
-            by_token = True
-            stop_reason = token_id if token_id in request.params.stop_token_ids else None
-        elif request.constraint is not None and request.constraint.finished:
-            reason = FinishReason.STOP
-        elif request.num_settled >= request.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            request.timings.finished = now
-            return self._finish(request, reason, (token_id,), logprob, stop_reason, by_token=by_token)
-        return request, self._delta(request, (token_id,), logprob)
-
-    def _delta(
-        self,
-        request: Request,
-        token_ids: tuple[int, ...] = (),
-        logprob: Logprob | None = None,
-        finish_reason: FinishReason | None = None,
-        stop_reason: int | None = None,
-        error: str | None = None,
-        by_token: bool = False,
-    ) -> TokenDelta:
-        prompt_logprobs = None
-        if request.params.prompt_logprobs is not None and request.prompt_logprobs:
-            prompt_logprobs = (None, *request.prompt_logprobs)
-            request.prompt_logprobs = []
-        return TokenDelta(
-            request.request_id,
-            request.index,
-            token_ids,
-            logprobs=None if logprob is None else (logprob,),
-            prompt_logprobs=prompt_logprobs,
-            cached_tokens=request.num_cached,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            ends_with_stop_token=by_token,
-            error=error,
-            timings=request.timings,
-        )
+        end = end_after(request, token_id)
+        if end is None:
+            return request, delta_of(request, (token_id,), logprob)
+        request.timings.finished = now
+        return self._finish(request, end, (token_id,), logprob)
 
     def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        token_ids: tuple[int, ...] = (),
-        logprob: Logprob | None = None,
-        stop_reason: int | None = None,
-        error: str | None = None,
-        by_token: bool = False,
+        self, request: Request, end: End, token_ids: tuple[int, ...] = (), logprob: Logprob | None = None
     ) -> Outcome:
         """Frees everything that `request` holds and takes it out of every map."""
         if request.status is Status.RUNNING:
@@ -469,36 +421,17 @@ class Scheduler:
         elif request.status is Status.SWAPPED:
             self.host.release(request.host_blocks)
             self.num_swapped -= 1
-        if request.queued:
-            request.queued = False
-            self.num_waiting -= 1  # its heap entry is skipped when met
+        self.waiting.leave(request)
         request.blocks, request.host_blocks, request.block_nodes, request.forks = [], [], [], []
         request.status = Status.FINISHED
-        request.finish_reason = reason
+        request.finish_reason = end.reason
         choices = self.by_id[request.request_id]
         choices.remove(request)
         if not choices:
             del self.by_id[request.request_id]
-        self.counters[f"finished_{reason.value}"] += 1
+        self.counters[f"finished_{end.reason.value}"] += 1
         self.admission.finished(request)
-        return request, self._delta(request, token_ids, logprob, reason, stop_reason, error, by_token)
-
-    # -- the waiting queue ------------------------------------------------------------------------------------------
-
-    def _enqueue(self, request: Request) -> None:
-        entry = (request.priority, not request.preempted, request.order, request.index, request)
-        heapq.heappush(self._waiting, entry)
-        request.queued = True
-        self.num_waiting += 1
-
-    def _head(self) -> Request | None:
-        """The waiting request to be served next; entries of ended ones are dropped here."""
-        while self._waiting:
-            request = self._waiting[0][-1]
-            if request.status is not Status.FINISHED:
-                return request
-            heapq.heappop(self._waiting)
-        return None
+        return request, delta_of(request, token_ids, logprob, end)
 
     def check(self) -> None:
         """Verifies the invariants that hold between steps.
@@ -509,39 +442,10 @@ class Scheduler:
         self.pool.check(r.blocks for r in self.running)
         if any(r.num_computed > r.num_known for r in self.running):
             raise RuntimeError("a request has more computed than known tokens")
-        if not self.by_id and (self.running or self.host.num_used or self.num_waiting or self._fork_slots):
+        if not self.by_id and (self.running or self.host.num_used or len(self.waiting) or self._fork_slots):
             raise RuntimeError(
-                f"idle, but {len(self.running)} running, {self.num_waiting} waiting, {self.host.num_used} host blocks"
+                f"idle, but {len(self.running)} running, {len(self.waiting)} waiting, {self.host.num_used} host blocks"
             )
 
 
 _rank = attrgetter("rank")
-
-
-class _Draft:
-    """A step in the making."""
-
-    def __init__(self) -> None:
-        self.assignments: list[Assignment] = []
-        self.samplers: list[tuple[Request, int]] = []
-        self.rows = 0
-        self.swap_out: list[tuple[int, int]] = []
-        self.swap_in: list[tuple[int, int]] = []
-        self.copies: list[tuple[int, int]] = []
-        self.admitted: list[Request] = []
-        self.resumed: list[Request] = []
-        self.preempted: list[tuple[Request, str]] = []
-        self.forked: list[Request] = []
-
-    def freeze(self, step: int) -> StepPlan:
-        return StepPlan(
-            step,
-            tuple(self.assignments),
-            tuple(self.samplers),
-            tuple(self.swap_out),
-            tuple(self.swap_in),
-            tuple(self.copies),
-            tuple(self.admitted),
-            tuple(self.resumed),
-            tuple(self.preempted),
-        )

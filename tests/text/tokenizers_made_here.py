@@ -1,4 +1,4 @@
-"""Three families of tokenizers, trained here on a few lines: byte-level BPE, metaspace BPE with byte fallback, unigram."""
+"""Three families of tokenizers trained here: byte-level BPE, metaspace BPE with byte fallback, unigram."""
 
 from __future__ import annotations
 
