@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from ..request import Request, StepPlan, TokenDelta
 
 FORMAT = 1
+GONE = -1
 
 
 class Occupancy(Protocol):
@@ -58,7 +60,7 @@ class _Step:
     step: int
     started: float
     ended: float
-    items: list[tuple[int, int, int]]  # (row, first position, tokens)
+    items: array[int]  # row, first position, tokens, row, ...: 12 bytes a sequence instead of 100
     admitted: tuple[int, ...]
     resumed: tuple[int, ...]
     preempted: tuple[tuple[int, str, str], ...]  # (row, "swap" | "recompute", "memory" | "priority")
@@ -87,6 +89,7 @@ class Recorder:
         self._epoch = time.time() - time.monotonic()
         self._steps: deque[_Step] = deque(maxlen=capacity)
         self._open: dict[Request, _Row] = {}
+        self._numbers: dict[Request, int] = {}  # of the open rows
         self._closed: deque[_Row] = deque()  # in the order of their ends; kept while a kept step shows them
         self._num_rows = 0
         self._last_step = 0
@@ -109,22 +112,20 @@ class Recorder:
         self._num_rows += 1
         with self._lock:
             self._open[request] = row
+        self._numbers[request] = row.number
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
-        rows, occupancy = self._open, self._occupancy
+        # With overlap a request may end while a step with it is on the device: it has no number any more.
+        number_of, occupancy = self._numbers.get, self._occupancy
         pool = occupancy.pool
-        known = [item for item in plan.assignments if item.request in rows]
-        came = (*plan.admitted, *plan.resumed)
         step = _Step(
             plan.step,
             started,
             ended,
-            [(rows[item.request].number, item.start, item.num_tokens) for item in known],
-            tuple(rows[request].number for request in plan.admitted if request in rows),
-            tuple(rows[request].number for request in plan.resumed if request in rows),
-            tuple(
-                (rows[request].number, mode, _why(request, came)) for request, mode in plan.preempted if request in rows
-            ),
+            array("i", [n for a in plan.assignments for n in (number_of(a.request, GONE), a.start, a.num_tokens)]),
+            tuple([number_of(request, GONE) for request in plan.admitted]),
+            tuple([number_of(request, GONE) for request in plan.resumed]),
+            tuple([(number_of(request, GONE), mode, _why(request, plan)) for request, mode in plan.preempted]),
             pool.num_used,
             pool.num_cached,
             occupancy.num_waiting,
@@ -143,6 +144,7 @@ class Recorder:
             row = self._open.pop(request, None)
             if row is None:
                 return
+            del self._numbers[request]
             row.until = self._last_step
             row.finished = request.timings.finished or time.monotonic()
             row.reason = delta.finish_reason.value if delta.finish_reason else None
@@ -183,7 +185,8 @@ class Recorder:
         path.write_text(json.dumps(self.snapshot()), encoding="utf-8")
 
 
-def _why(victim: Request, came: tuple[Request, ...]) -> str:
+def _why(victim: Request, plan: StepPlan) -> str:
+    came = (*plan.admitted, *plan.resumed)
     return "priority" if any(request.priority < victim.priority for request in came) else "memory"
 
 
@@ -209,11 +212,11 @@ def _step(step: _Step, epoch: float) -> dict[str, Any]:
         "step": step.step,
         "started": epoch + step.started,
         "ended": epoch + step.ended,
-        "tokens": sum(tokens for _row, _start, tokens in step.items),
-        "items": [list(item) for item in step.items],
-        "admitted": list(step.admitted),
-        "resumed": list(step.resumed),
-        "preempted": [list(entry) for entry in step.preempted],
+        "tokens": sum(step.items[2::3]),
+        "items": [step.items[i : i + 3].tolist() for i in range(0, len(step.items), 3) if step.items[i] != GONE],
+        "admitted": [row for row in step.admitted if row != GONE],
+        "resumed": [row for row in step.resumed if row != GONE],
+        "preempted": [list(entry) for entry in step.preempted if entry[0] != GONE],
         "kv_used": step.kv_used,
         "kv_cached": step.kv_cached,
         "waiting": step.waiting,

@@ -34,10 +34,11 @@ class ScriptedEngine:
     options: dict[str, Any] = field(default_factory=dict)
     before: dict[int, Callable[[], None]] = field(default_factory=dict)
     failing: set[int] = field(default_factory=set)
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         self.scheduler = make_scheduler(**self.options)
-        self.core = EngineCore(self.scheduler, self)
+        self.core = EngineCore(self.scheduler, self, overlap=self.overlap)
         self.deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
         self.model_name = "tiny"
         self.storage = SimpleNamespace(bytes_per_block=BYTES_PER_BLOCK)

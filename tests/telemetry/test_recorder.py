@@ -88,6 +88,14 @@ def test_a_failed_step_is_in_the_recording():
     assert recording["rows"][0]["reason"] == "error"
 
 
+def test_a_request_that_ends_while_its_step_is_on_the_device_leaves_the_step_without_it():
+    engine = ScriptedEngine(overlap=True)
+    engine.before[3] = lambda: engine.abort("gone")
+    recording = record(engine, engine.request("gone", 4, 9), engine.request("stays", 4, 5))
+    assert [step["items"] for step in recording["steps"]][2] == [[1, 5, 1]]
+    assert [step["tokens"] for step in recording["steps"]] == [8, 2, 2, 1, 1]
+
+
 def test_only_the_last_steps_and_their_rows_are_kept():
     engine = ScriptedEngine({"max_num_seqs": 1})
     recording = record(engine, *[engine.request(f"r{i}", 2, 5) for i in range(10)], capacity=7)

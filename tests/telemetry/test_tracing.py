@@ -22,12 +22,12 @@ from tests.telemetry.scripted_engine import BYTES_PER_BLOCK, ScriptedEngine
 class Traced:
     """A scripted engine whose spans are kept in memory."""
 
-    def __init__(self, sampler=None, decode=None, **options) -> None:
+    def __init__(self, sampler=None, decode=None, overlap=False, **options) -> None:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider(**({"sampler": sampler} if sampler else {}))
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = self.provider.get_tracer("test")
-        self.engine = ScriptedEngine(options)
+        self.engine = ScriptedEngine(options, overlap=overlap)
         self.tracing = Tracing(self.tracer, "tiny", bytes_per_block=BYTES_PER_BLOCK, decode=decode)
         self.engine.core.observers.append(self.tracing)
 
@@ -131,6 +131,22 @@ def test_the_decode_span_counts_the_tokens_after_the_first():
     traced = Traced()
     traced.engine.run(traced.engine.request("r", 4, 6))
     assert traced.spans("decode")[0].attributes["cb.tokens"] == 5
+
+
+@pytest.mark.parametrize("end", ["abort", "length"])
+def test_with_steps_that_overlap_phases_still_follow_each_other(end):
+    traced = Traced(overlap=True, num_blocks=6, block_size=4, host_blocks=64, mode="swap")
+    engine = traced.engine
+    if end == "abort":
+        engine.before[9] = lambda: (engine.abort("old"), engine.abort("young"))
+    engine.run(engine.request("old", 8, 12), engine.request("young", 8, 12))
+    roots = [s for s in traced.spans() if s.name.endswith(" tiny")]
+    assert [s.attributes["gen_ai.response.finish_reasons"] for s in roots] == [(end,), (end,)]
+    for root in roots:
+        own = sorted((s for s in traced.spans() if s.parent == root.context), key=lambda s: (s.start_time, s.end_time))
+        assert all(s.end_time >= s.start_time for s in own)
+        assert [s.start_time for s in own[1:]] == [s.end_time for s in own[:-1]]
+        assert (own[0].start_time, own[-1].end_time) == (root.start_time, root.end_time)
 
 
 def test_a_request_of_one_token_has_no_decode():
