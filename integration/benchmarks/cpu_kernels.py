@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
-
 from cb_kernels import cpu
 from cb_kernels.paged_attention.reference import reference_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 HEADS = {"smollm2 9/3/64": (9, 3, 64), "llama 32/8/128": (32, 8, 128)}
 WORK = {  # query rows, context of each sequence
@@ -141,7 +140,9 @@ def matmul_chunk(case: Case) -> Callable[[], torch.Tensor]:
 
     def call() -> torch.Tensor:
         k, v = (gather(cache, case.block_tables[0], length) for cache in (case.k_cache, case.v_cache))
-        rows = case.q.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
+        rows = (
+            case.q.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
+        )
         scores = torch.bmm(rows, k.transpose(1, 2)).float().mul_(head_dim**-0.5)
         scores = scores.view(num_kv_heads, -1, num_tokens, length).masked_fill_(hidden, float("-inf"))
         weights = scores.softmax(-1).to(v.dtype).view(num_kv_heads, -1, length)

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from cb_kernels.cpu import Library, UnsupportedShape, info, load, supports
-from cb_kernels.cpu.binding import ISA_VARIABLE, LoadError, Native
 from cb_kernels.paged_attention.reference import reference_attention
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 BOTH = (torch.float32, torch.bfloat16)
 
 
@@ -23,22 +21,6 @@ class Case(NamedTuple):
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
     cu_seqlens: torch.Tensor
-
-
-@pytest.fixture(params=ISAS)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
-    """The library switched to one instruction set. Without a build these tests fail: the project's own CI has a compiler."""
-    native = load()
-    assert native is not None, "run python -m cb_kernels.cpu.build"
-    monkeypatch.setenv(ISA_VARIABLE, request.param)
-    torch_library = torch.__path__[0] + "/lib/libtorch_cpu.so"
-    try:
-        yield Library(Native(torch_library))
-    except LoadError:
-        pytest.skip(f"this CPU or compiler lacks {request.param}")
-    finally:
-        monkeypatch.setenv(ISA_VARIABLE, native.isa)
-        Native(torch_library)
 
 
 @pytest.fixture(autouse=True)

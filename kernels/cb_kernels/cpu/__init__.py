@@ -1,8 +1,9 @@
 """Native CPU kernels: ragged paged attention, KV write and the elementwise operations of a step.
 
-C++ with a plain C ABI under `src/`, one build for all x86-64 CPUs (portable, AVX2, AVX512, AVX512-BF16 and AMX code chosen
-at run time; `CB_CPU_ISA` forces a lower one) and portable code elsewhere. Optional: `load()` gives None where it is not
-built, and the caller uses torch. References: `cb_kernels.paged_attention.reference` and `cb_kernels.cpu.reference`.
+C++ with a plain C ABI under `src/`, one build for all x86-64 CPUs (portable, AVX2, AVX512, AVX512-BF16 and AMX code
+chosen at run time; `CB_CPU_ISA` forces a lower one) and portable code elsewhere. Optional: `load()` gives None where it
+is not built, and the caller uses torch. References: `reference.py` here and in
+`cb_kernels.paged_attention`.
 """
 
 from __future__ import annotations

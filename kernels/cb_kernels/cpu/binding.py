@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 ISA_VARIABLE = "CB_CPU_ISA"  # portable, avx2, avx512, avx512_bf16 or amx: for tests and for doubts
 
@@ -119,7 +121,7 @@ class Native:
         self.linear = _by_reference(library.cb_linear, c_int)
 
 
-def _by_reference(function: ctypes._CFuncPtr, result: type | None) -> ctypes._CFuncPtr:
+def _by_reference(function: Any, result: type | None) -> Callable[[int, int], Any]:
     function.argtypes, function.restype = [c_void_p, c_int], result
     return function
 

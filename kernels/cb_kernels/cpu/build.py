@@ -1,9 +1,9 @@
 """Compiles the native CPU kernels: `python -m cb_kernels.cpu.build`, and `setup.py` at installation.
 
 One translation unit per instruction set, each with its own flags, and a dispatcher that chooses at run time; so a
-library built anywhere runs on every CPU of the same architecture. A unit that the compiler cannot build (an old one lacks
-AMX) is left out; only the portable unit is required. Needs g++ or clang++ (`CXX` names another); no headers but the
-compiler's own. This module imports nothing outside the standard library, because `setup.py` loads it by path.
+library built anywhere runs on every CPU of the same architecture. A unit that the compiler cannot build (an old one
+lacks AMX) is left out; only the portable unit is required. Needs g++ or clang++ (`CXX` names another); no headers but
+the compiler's own. This module imports nothing outside the standard library, because `setup.py` loads it by path.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Library:
         v_cache: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """Rotates q [num_tokens, num_heads, head_dim] and k in place (Llama's halves), then writes k and v as `write_kv`.
+        """Rotates q [num_tokens, num_heads, head_dim] and k in place (Llama's halves), then does `write_kv`.
 
         cos, sin: [num_tokens, head_dim] in q's dtype. bf16 products are rounded as `apply_rotary_pos_emb` rounds them.
         """
@@ -96,7 +96,7 @@ class Library:
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Root-mean-square norm of x [rows, size]; with `residual`, of x + residual, which is also left in `residual`."""
+        """Root-mean-square norm of x [rows, size], or of x + residual, which is then left in `residual`."""
         out = torch.empty_like(x)
         _check_rows("x", x, weight.dtype)
         if weight.shape != (x.shape[1],) or not weight.is_contiguous():
@@ -126,19 +126,22 @@ class Library:
         self.native.silu_mul(ctypes.addressof(gate), torch.get_num_threads())
         return out
 
+    def multiplies_bf16(self, weight: torch.Tensor) -> bool:
+        """Whether `linear_f32` takes this weight [n, depth] natively, without a float32 copy of it."""
+        return (
+            self.isa in {"amx", "avx512_bf16"}
+            and weight.dtype == torch.bfloat16
+            and weight.stride(1) == 1
+            and weight.shape[0] % 16 == 0
+            and weight.shape[1] % 2 == 0
+        )
+
     def linear_f32(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """float32 x @ weight^T of bf16 x [rows, depth] and weight [n, depth], never rounded to bf16 on the way.
 
         Where the CPU has no bf16 dot products: torch, in float32.
         """
-        native = (
-            x.dtype == weight.dtype == torch.bfloat16
-            and x.stride(-1) == weight.stride(-1) == 1
-            and x.shape[1] % 2 == 0
-            and weight.shape[0] % 16 == 0
-            and self.isa in {"amx", "avx512_bf16"}
-        )
-        if native and x.shape[0] > 0:
+        if self.multiplies_bf16(weight) and x.dtype == weight.dtype and x.stride(1) == 1 and x.shape[0] > 0:
             out = torch.empty(x.shape[0], weight.shape[0])
             call = binding.Linear(
                 x.data_ptr(), weight.data_ptr(), out.data_ptr(), None, x.stride(0), weight.stride(0), out.stride(0),
@@ -223,7 +226,7 @@ class Batch:
         num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
         if not supports(head_dim, q.dtype):
             raise UnsupportedShape(
-                f"head_dim {head_dim} in {q.dtype}: a multiple of 8 up to {MAX_HEAD_DIM} in float32 or bfloat16 is needed"
+                f"head_dim {head_dim} in {q.dtype}: needed is a multiple of 8 up to {MAX_HEAD_DIM}, float32 or bfloat16"
             )
         if not (q.dtype == k_cache.dtype == v_cache.dtype == out.dtype):
             raise UnsupportedShape(f"q {q.dtype}, cache {k_cache.dtype}, {v_cache.dtype} and out {out.dtype} differ")
@@ -235,9 +238,7 @@ class Batch:
                 f"v_cache {tuple(v_cache.shape)}"
             )
         if k_cache.stride() != v_cache.stride() or {q.stride(2), out.stride(2), k_cache.stride(3)} != {1}:
-            raise UnsupportedShape(
-                "q, out and the caches must be contiguous over head_dim, the caches of equal strides"
-            )
+            raise UnsupportedShape("q, out and the caches must be contiguous over head_dim, caches of equal strides")
         if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != (num_heads,)):
             raise UnsupportedShape(f"sinks must be float32 [{num_heads}], not {sinks.dtype} {tuple(sinks.shape)}")
         tables, seq_lens, cu_seqlens = self._tensors

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-constexpr int kKeyBlock = 32;    // keys per online-softmax step, aligned to absolute position 0
+constexpr int kKeyBlock = 64;    // keys per online-softmax step, aligned to absolute position 0
 constexpr int kSplit = 256;      // keys per partial softmax, aligned to absolute position 0; a multiple of kKeyBlock
 constexpr int kMaxHeadDim = 256;
 constexpr int kTileRows = 32;    // query rows (token x query head of one KV head) of one work item

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kPairs = 16;   // pairs of bf16 in one tile row: 32 elements
 constexpr int kColumns = 16;
+constexpr int kHalf = 32;    // keys that one tile product sums over
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -36,15 +37,16 @@ inline void pack_queries(const Attention& a, const Item& item, int tiles, int pa
     }
 }
 
-// V rows of one key block as [head_dim padded to 32 / 16 tiles][16 key pairs][16] pairs; keys out of [begin, end) are 0.
+// V rows of keys [first, first + 32) as [head_dim padded to 32 / 16 tiles][16 key pairs][16] pairs; keys out of [begin, end)
+// are 0.
 // Within each 32 columns, columns 0-3, 8-11, 16-19, 24-27 come first: what unpacking within 128 bits leaves.
-inline void pack_values(const KeyRows<bf16>& v, int begin, int end, int dim, int padded, uint32_t* to) {
+inline void pack_values(const KeyRows<bf16>& v, int first, int begin, int end, int dim, int padded, uint32_t* to) {
   for (int d = 0; d < padded; d += 32) {
     const __mmask32 mask = dim - d >= 32 ? ~0u : (1u << (dim - d)) - 1;
     uint32_t* low = to + (d / 16) * kPairs * kColumns;
     uint32_t* high = low + kPairs * kColumns;
     for (int pair = 0; pair < kPairs; pair++) {
-      const int j = 2 * pair;
+      const int j = first + 2 * pair;
       const __m512i a = j >= begin && j < end ? _mm512_maskz_loadu_epi16(mask, v.row(j) + d) : _mm512_setzero_si512();
       const __m512i b =
           j + 1 >= begin && j + 1 < end ? _mm512_maskz_loadu_epi16(mask, v.row(j + 1) + d) : _mm512_setzero_si512();
@@ -90,11 +92,11 @@ inline void transpose(const float* from, int pitch, Vec* to) {
   }
 }
 
-// Probabilities s [32 keys][pitch] of 16 query rows as two row-major [16][32] bf16 terms.
+// Probabilities s [kHalf keys][pitch] of 16 query rows as two row-major [16][32] bf16 terms.
 inline void split_probabilities(const float* s, int pitch, bf16* high, bf16* low) {
   Vec first[16], second[16];
   transpose(s, pitch, first);
-  transpose(s + kColumns * pitch, pitch, second);
+  transpose(s + kHalf / 2 * pitch, pitch, second);
   for (int r = 0; r < kColumns; r++) {
     const __m512bh rounded = _mm512_cvtne2ps_pbh(second[r], first[r]);
     const __m512i bits = (__m512i)rounded;
@@ -105,14 +107,55 @@ inline void split_probabilities(const float* s, int pitch, bf16* high, bf16* low
   }
 }
 
+// sums[16 rows][16 * N columns from d on] += P V over the block. Each product waits for the one before it on the same
+// accumulator, so N of them alternate.
+template <int N, int kValueTiles = kMaxHeadDim / 16 * kPairs * kColumns>
+inline void add_values(const bf16* const* terms, const uint32_t (*values)[kValueTiles], int halves, int d, int padded,
+                       float* sums) {
+  const int64_t pitch = padded * sizeof(float);
+  sums += d;
+  _tile_loadd(0, sums, pitch);
+  _tile_loadd(1, sums + 16, pitch);
+  if (N == 4) {
+    _tile_loadd(2, sums + 32, pitch);
+    _tile_loadd(3, sums + 48, pitch);
+  }
+  for (int half = 0; half < halves; half++) {
+    const uint32_t* value = values[half] + d / 16 * kPairs * kColumns;
+    constexpr int kTile = kPairs * kColumns;
+    _tile_loadd(4, terms[2 * half], 64);
+    _tile_loadd(5, terms[2 * half + 1], 64);
+    _tile_loadd(6, value, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, value + kTile, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(0, 5, 6);
+    _tile_dpbf16ps(1, 5, 7);
+    if (N == 4) {
+      _tile_loadd(6, value + 2 * kTile, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(7, value + 3 * kTile, 64);
+      _tile_dpbf16ps(3, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums, pitch);
+  _tile_stored(1, sums + 16, pitch);
+  if (N == 4) {
+    _tile_stored(2, sums + 32, pitch);
+    _tile_stored(3, sums + 48, pitch);
+  }
+}
+
 // One item; NQ tiles of 16 query rows. Accumulators are [rows][padded head_dim], columns as pack_values leaves them.
 template <int NQ>
 void tile_rows(const Attention& a, const Item& item) {
   constexpr int kRows = NQ * kColumns;
-  alignas(64) uint32_t q[NQ * kMaxHeadDim / 2 * kColumns], values[kMaxHeadDim / 16 * kPairs * kColumns];
+  alignas(64) uint32_t q[NQ * kMaxHeadDim / 2 * kColumns], values[2][kMaxHeadDim / 16 * kPairs * kColumns];
   alignas(64) float o[kRows * kMaxHeadDim], total[kRows * kMaxHeadDim];
   alignas(64) bf16 k_scratch[kKeyBlock * kMaxHeadDim], v_scratch[kKeyBlock * kMaxHeadDim];
-  alignas(64) bf16 high[NQ][kColumns * 32], low[NQ][kColumns * 32];
+  alignas(64) bf16 high[2][NQ][kColumns * kHalf], low[2][NQ][kColumns * kHalf];
   alignas(64) float take[kRows];
   Tile<NQ> tile;
   const int rows = item.rows, dim = a.head_dim, padded = (dim + 31) / 32 * 32, pairs = padded / 2;
@@ -132,10 +175,12 @@ void tile_rows(const Attention& a, const Item& item) {
       const int begin = most(0, keys.begin - base), end = least(kKeyBlock, keys.end - base);
       const KeyRows<bf16> k = locate<bf16>(a, item, a.k, block, begin, end, k_scratch, padded, padded != dim);
       const KeyRows<bf16> v = locate<bf16>(a, item, a.v, block, begin, end, v_scratch, dim, false);
+      prefetch<bf16>(a, item, a.v, block, begin, end);
       for (int g = 0; g < kGroups; g++) {
         float* s = tile.s[g * kGroup];
-        if (g * kGroup >= end || (g + 1) * kGroup <= begin) {
-          for (int i = 0; i < kGroup * kRows; i += W) store(s + i, zero());
+        if (g * kGroup >= end) break;
+        if ((g + 1) * kGroup <= begin) {
+          std::memset(s, 0, kGroup * kRows * sizeof(float));
           continue;
         }
         _tile_zero(0);
@@ -153,32 +198,27 @@ void tile_rows(const Attention& a, const Item& item) {
         if (NQ > 1) _tile_stored(1, s + kColumns, kRows * sizeof(float));
       }
       // A row past `end` of the last group may be NaN in the cache: masked, as is what no row sees.
-      const bool masked = base + kKeyBlock > first.end || base < last.begin;
-      const bool same = tile.step(logits, block, masked);
+      if (base + kKeyBlock < keys.end)
+        prefetch<bf16>(a, item, a.k, block + 1, 0, least(kKeyBlock, keys.end - base - kKeyBlock));
+      const int used = (end + kGroup - 1) / kGroup * kGroup;
+      const bool same = tile.step(logits, block, used, base + used > first.end || base < last.begin);
       if (!same)
         for (int r = 0; r < rows; r++) {
           const Vec keep = set1(tile.keep[r]);
           for (int d = 0; d < padded; d += W) store(o + r * padded + d, mul(load(o + r * padded + d), keep));
         }
-      pack_values(v, begin, end, dim, padded, values);
-      for (int n = 0; n < NQ; n++) split_probabilities(tile.s[0] + n * kColumns, kRows, high[n], low[n]);
+      const int halves = used > kHalf ? 2 : 1;
+      for (int half = 0; half < halves; half++) {
+        pack_values(v, half * kHalf, begin, end, dim, padded, values[half]);
+        for (int n = 0; n < NQ; n++)
+          split_probabilities(tile.s[half * kHalf] + n * kColumns, kRows, high[half][n], low[half][n]);
+      }
       for (int n = 0; n < NQ; n++) {
-        _tile_loadd(4, high[n], 64);
-        _tile_loadd(5, low[n], 64);
+        const bf16* terms[4] = {high[0][n], low[0][n], high[1][n], low[1][n]};
         float* sums = o + n * kColumns * padded;
-        for (int d = 0; d < padded; d += 32) {
-          const uint32_t* value = values + d / 16 * kPairs * kColumns;
-          _tile_loadd(0, sums + d, padded * sizeof(float));
-          _tile_loadd(1, sums + d + 16, padded * sizeof(float));
-          _tile_loadd(2, value, 64);
-          _tile_loadd(3, value + kPairs * kColumns, 64);
-          _tile_dpbf16ps(0, 4, 2);
-          _tile_dpbf16ps(1, 4, 3);
-          _tile_dpbf16ps(0, 5, 2);
-          _tile_dpbf16ps(1, 5, 3);
-          _tile_stored(0, sums + d, padded * sizeof(float));
-          _tile_stored(1, sums + d + 16, padded * sizeof(float));
-        }
+        int d = 0;
+        for (; d + 64 <= padded; d += 64) add_values<4>(terms, values, halves, d, padded, sums);
+        if (d < padded) add_values<2>(terms, values, halves, d, padded, sums);
       }
     }
     if (item.partial != nullptr) {

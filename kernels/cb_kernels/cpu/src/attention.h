@@ -26,10 +26,8 @@ void few_rows_step(const Logits& logits, const typename Dot::Unit* q, int pitch,
     const Vec old = set1(m[r]), max = vmax(old, set1(max_lane(top)));
     const Vec keep = vexp2(sub(old, max));
     for (int i = 0; i < kKeyBlock / W; i++) store(s[r] + i * W, x[i] = vexp2(sub(x[i], max)));
-    for (int half = kKeyBlock / W / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; i++) x[i] = add(x[i], x[i + half]);
     alignas(64) float lane[W];
-    store(lane, fma(set1(l[r]), keep, set1(sum(x[0]))));
+    store(lane, fma(set1(l[r]), keep, set1(sum(fold(x, kKeyBlock / W)))));
     l[r] = lane[0];
     store(lane, max);
     m[r] = lane[0];
@@ -83,6 +81,9 @@ void few_rows(const Attention& a, const Item& item) {
       const int begin = most(0, keys.begin - block * kKeyBlock), end = least(kKeyBlock, keys.end - block * kKeyBlock);
       const KeyRows<T> k = locate<T>(a, item, a.k, block, begin, end, k_scratch, dim, false);
       const KeyRows<T> v = locate<T>(a, item, a.v, block, begin, end, v_scratch, dim, false);
+      prefetch<T>(a, item, a.v, block, begin, end);
+      if ((block + 1) * kKeyBlock < keys.end)
+        prefetch<T>(a, item, a.k, block + 1, 0, least(kKeyBlock, keys.end - (block + 1) * kKeyBlock));
       for (int r = 0; r < rows; r += 4) {
 #define CB_ROWS(R) few_rows_step<Dot, R, T>(logits, q[r], kPitch, k, v, begin, end, dim, m + r, l + r, o[r])
         switch (rows - r) {
@@ -136,32 +137,54 @@ struct Tile {
   void start_split() {
     for (int r = 0; r < kRows; r++) m[r] = kNothing, l[r] = 0.f;
   }
-  // s: dot products in, probabilities relative to the new maximum out; keep: what older sums are multiplied by.
+  // s: dot products in, probabilities relative to the new maximum out; keep: what older sums are multiplied by, and
+  // whether all of them are 1. used: keys of the block, a multiple of 4, after which all probabilities are 0.
   // masked: some row of the tile does not see some key of the block.
-  bool step(const Logits& logits, int block, bool masked) {
+  bool step(const Logits& logits, int block, int used, bool masked) {
+    if (masked || logits.capped) {
+      for (int j = 0; j < used; j++)
+        for (int n = 0; n < NQ; n++) store(s[j] + n * W, logits(load(s[j] + n * W)));
+      if (masked) mask(block, used);
+    }
+    const Vec factor = masked || logits.capped ? set1(1.f) : logits.factor;
+    constexpr int kHalfBlock = kKeyBlock / 2;
     bool same = true;
     for (int n = 0; n < NQ; n++) {
       float* column = s[0] + n * W;
-      const Vec base = set1(float(block * kKeyBlock)), minus = set1(CB_MINUS_INFINITY);
-      const Vec from = sub(load(begin + n * W), base), to = sub(load(end + n * W), base);
-      Vec top = minus;
-      for (int j = 0; j < kKeyBlock; j++) {
-        Vec x = logits(load(column + j * kRows));
-        if (masked) {
-          const Vec key = set1(float(j));
-          x = select_less(key, from, minus, select_less(key, to, x, minus));
+      const Vec lowest = set1(CB_MINUS_INFINITY);
+      Vec top[4] = {lowest, lowest, lowest, lowest}, sums[kHalfBlock];
+      for (int j = 0; j < used; j += 4)
+        for (int i = 0; i < 4; i++) {
+          const Vec x = mul(load(column + (j + i) * kRows), factor);
+          store(column + (j + i) * kRows, x);
+          top[i] = vmax(x, top[i]);
         }
-        store(column + j * kRows, x);
-        top = vmax(x, top);
+      const Vec old = load(m + n * W);
+      const Vec max = vmax(old, vmax(vmax(top[0], top[1]), vmax(top[2], top[3]))), scale = vexp2(sub(old, max));
+      for (int j = 0; j < kHalfBlock; j++) {  // `sums` start the halving order: key j + key j + kHalfBlock
+        sums[j] = zero();
+        for (int i = j; i < kKeyBlock; i += kHalfBlock) {
+          const Vec p = i < used ? vexp2(sub(load(column + i * kRows), max)) : zero();
+          store(column + i * kRows, p);
+          sums[j] = add(sums[j], p);
+        }
       }
-      const Vec old = load(m + n * W), max = vmax(old, top), scale = vexp2(sub(old, max));
-      for (int j = 0; j < kKeyBlock; j++) store(column + j * kRows, vexp2(sub(load(column + j * kRows), max)));
-      store(l + n * W, fma(load(l + n * W), scale, sum_keys(column, kRows)));
+      store(l + n * W, fma(load(l + n * W), scale, fold(sums, kHalfBlock)));
       store(m + n * W, max);
       store(keep + n * W, scale);
       same = same && all_equal(scale, set1(1.f));
     }
     return same;
+  }
+  void mask(int block, int used) {
+    const Vec base = set1(float(block * kKeyBlock)), minus = set1(CB_MINUS_INFINITY);
+    for (int n = 0; n < NQ; n++) {
+      const Vec from = sub(load(begin + n * W), base), to = sub(load(end + n * W), base);
+      for (int j = 0; j < used; j++) {
+        const Vec key = set1(float(j)), x = load(s[j] + n * W);
+        store(s[j] + n * W, select_less(key, from, minus, select_less(key, to, x, minus)));
+      }
+    }
   }
   // Merges the split's state into the total; `keep` and `take` are then the factors of the two accumulators.
   void merge(float* take) {
@@ -218,12 +241,10 @@ void many_rows(const Attention& a, const Item& item) {
         }
         by_query<Dot, NQ>(q, row, stride, units, tile.s[j]);
       }
-      for (int j = 0; j < begin; j++)
-        for (int r = 0; r < kRows; r++) tile.s[j][r] = CB_MINUS_INFINITY;
-      for (int j = end; j < kKeyBlock; j++)
-        for (int r = 0; r < kRows; r++) tile.s[j][r] = CB_MINUS_INFINITY;
-      const bool masked = base + kKeyBlock > first.end || base < last.begin;
-      tile.step(logits, block, masked);
+      const int used = (end + 3) & ~3;
+      for (int j = 0; j < (begin & ~3); j++)
+        for (int r = 0; r < kRows; r++) tile.s[j][r] = 0.f;
+      tile.step(logits, block, used, base + used > first.end || base < last.begin);
       KeyRows<float> value;
       if constexpr (sizeof(T) == sizeof(float)) {
         value = v;

@@ -127,45 +127,49 @@ CB_API const char* cb_init(void* gomp, const char* isa) {
 CB_API Plan* cb_plan(const Attention* a, int threads) try {
   auto plan = new Plan;
   const int group = a->num_heads / a->num_kv_heads;
-  struct Costed {
-    Item item;
+  // Sequences with most work first, so that the last item to finish is a short one; within a sequence head by head, so
+  // that the tiles of a chunk find their head's K and V in the core's cache.
+  struct Sequence {
+    int seq;
     int64_t cost;
   };
-  std::vector<Costed> tiles;
+  std::vector<Sequence> order;
   for (int seq = 0; seq < a->num_seqs; seq++) {
-    const int queries = a->cu_seqlens[seq + 1] - a->cu_seqlens[seq], rows = queries * group;
-    for (int row = 0; row < rows; row += kTileRows) {
-      const int count = std::min(kTileRows, rows - row);
-      const int past = a->seq_lens[seq] - queries;
-      const int end = past + (row + count - 1) / group + 1, first = past + row / group + 1;
-      const int begin = a->window > 0 && first > a->window ? first - a->window : 0;
-      const int64_t cost = int64_t(count) * (end - begin);
-      for (int head = 0; head < a->num_kv_heads; head++) {
-        tiles.push_back({{seq, head, row, count, begin / kSplit, (end + kSplit - 1) / kSplit, nullptr}, cost});
-        plan->cost += double(cost) * a->head_dim;
-      }
-    }
+    const int64_t queries = a->cu_seqlens[seq + 1] - a->cu_seqlens[seq], keys = a->seq_lens[seq];
+    if (queries > 0) order.push_back({seq, queries * (a->window > 0 ? std::min<int64_t>(keys, a->window + queries) : keys)});
   }
-  // Longest first, so that the last item to finish is a short one.
-  std::stable_sort(tiles.begin(), tiles.end(), [](const Costed& x, const Costed& y) { return x.cost > y.cost; });
+  std::stable_sort(order.begin(), order.end(), [](const Sequence& x, const Sequence& y) { return x.cost > y.cost; });
+  std::vector<Item> tiles;
+  for (const Sequence& sequence : order) {
+    const int seq = sequence.seq, queries = a->cu_seqlens[seq + 1] - a->cu_seqlens[seq], rows = queries * group;
+    const int past = a->seq_lens[seq] - queries;
+    for (int head = 0; head < a->num_kv_heads; head++)
+      for (int row = (rows - 1) / kTileRows * kTileRows; row >= 0; row -= kTileRows) {
+        const int count = std::min(kTileRows, rows - row);
+        const int end = past + (row + count - 1) / group + 1, first = past + row / group + 1;
+        const int begin = a->window > 0 && first > a->window ? first - a->window : 0;
+        plan->cost += double(count) * (end - begin) * a->head_dim;
+        tiles.push_back({seq, head, row, count, begin / kSplit, (end + kSplit - 1) / kSplit, nullptr});
+      }
+  }
   // Too few items to keep the threads busy evenly: the splits of a tile become items. Merging is in the same order either
   // way, so this changes no bit.
   const bool split = threads > 1 && int(tiles.size()) < 4 * threads;
   size_t floats = 0;
-  for (const Costed& tile : tiles)
-    if (split && tile.item.split_end - tile.item.split_begin > 1)
-      floats += size_t(tile.item.split_end - tile.item.split_begin) * tile.item.rows * (kPartialHeader + a->head_dim);
+  for (const Item& tile : tiles)
+    if (split && tile.split_end - tile.split_begin > 1)
+      floats += size_t(tile.split_end - tile.split_begin) * tile.rows * (kPartialHeader + a->head_dim);
   plan->partials.resize(floats);
   float* next = plan->partials.data();
-  for (const Costed& tile : tiles) {
-    const int splits = tile.item.split_end - tile.item.split_begin;
+  for (const Item& tile : tiles) {
+    const int splits = tile.split_end - tile.split_begin;
     if (!split || splits == 1) {
-      plan->items.push_back(tile.item);
+      plan->items.push_back(tile);
       continue;
     }
-    plan->splits.push_back({tile.item, next});
+    plan->splits.push_back({tile, next});
     for (int i = 0; i < splits; i++) {
-      Item item = tile.item;
+      Item item = tile;
       item.split_begin += i;
       item.split_end = item.split_begin + 1;
       item.partial = next;

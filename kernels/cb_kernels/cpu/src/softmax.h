@@ -1,7 +1,7 @@
 // What every attention path of one ISA shares: where keys lie, which keys a row sees, and how partial softmaxes merge.
 //
 // One row's output is defined without reference to tiles, chunks, neighbours or threads: keys in blocks of kKeyBlock
-// aligned to position 0, one online-softmax step per block, sums over a block by halving (key j + key j + 16, ...), a fresh
+// aligned to position 0, one online-softmax step per block, sums over a block by halving (key j + key j + 32, ...), a fresh
 // state every kSplit keys, states merged in order. Scores live in powers of two (scale * log2 e), so exp is exp2.
 #pragma once
 #include "abi.h"
@@ -80,6 +80,21 @@ inline KeyRows<T> locate(const Attention& a, const Item& item, const void* cache
   return rows;
 }
 
+// Asks for keys [begin, end) of a block ahead of their use: blocks lie anywhere, which the hardware cannot foresee.
+template <typename T>
+inline void prefetch(const Attention& a, const Item& item, const void* cache, int block, int begin, int end) {
+  const int32_t* table = a.block_tables + int64_t(item.seq) * a.max_blocks;
+  const char* head = static_cast<const char*>(cache) + int64_t(item.kv_head) * a.kv_head * int64_t(sizeof(T));
+  for (int key = block * kKeyBlock + begin, last = block * kKeyBlock + end; key < last;) {
+    const int offset = key % a.block_size, count = least(a.block_size - offset, last - key);
+    const int64_t row = int64_t(table[key / a.block_size]) * a.kv_block + int64_t(offset) * a.kv_token;
+    const char* from = head + row * int64_t(sizeof(T));
+    const int64_t bytes = ((count - 1) * a.kv_token + a.head_dim) * int64_t(sizeof(T));
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+    key += count;
+  }
+}
+
 // Raw dot products to base-2 logits.
 struct Logits {
   Vec factor, inner, cap;
@@ -92,13 +107,11 @@ struct Logits {
   Vec operator()(Vec dot) const { return capped ? mul(vtanh(mul(dot, inner)), cap) : mul(dot, factor); }
 };
 
-// Sum over the key block of p[key], each a vector, by halving.
-inline Vec sum_keys(const float* p, int pitch) {
-  Vec t[kKeyBlock / 2];
-  for (int j = 0; j < kKeyBlock / 2; j++) t[j] = add(load(p + j * pitch), load(p + (j + kKeyBlock / 2) * pitch));
-  for (int half = kKeyBlock / 4; half > 0; half /= 2)
-    for (int j = 0; j < half; j++) t[j] = add(t[j], t[j + half]);
-  return t[0];
+// Sum of x[0, count) by halving; x is overwritten.
+inline Vec fold(Vec* x, int count) {
+  for (int half = count / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; j++) x[j] = add(x[j], x[j + half]);
+  return x[0];
 }
 
 // A row's state (max, sum, accumulator) after another's keys; (kNothing, 0, 0) is the state of no key.
