@@ -153,10 +153,11 @@ def matmul_chunk(case: Case) -> Callable[[], torch.Tensor]:
 
 
 def measure(call: Callable[[], object], budget: float) -> tuple[float, float, float]:
-    """Minimum and median wall time and median CPU time of one call, in ms, over `budget` seconds and at least 5 calls."""
+    """Minimum and median wall time and median CPU time of one call, in ms, of at least 5 calls in `budget` seconds."""
     call()
     call()
-    walls, cpus = [], []
+    walls: list[float] = []
+    cpus: list[float] = []
     end = time.perf_counter() + budget
     while len(walls) < 5 or time.perf_counter() < end:
         cpu_start, start = time.process_time(), time.perf_counter()
@@ -188,7 +189,7 @@ def attention_table(library: cpu.Library, block_size: int, budget: float) -> lis
 
 
 def projection_table(library: cpu.Library, budget: float) -> list[Timing]:
-    """The last projection, bf16 [rows, 576] x [49152, 576], whose float32 logits torch can only have by copying weights."""
+    """The last projection, bf16 [rows, 576] x [49152, 576]: torch gives float32 logits only from a copy of the weights."""
     weight = torch.randn(49152, 576).bfloat16()
     wide = weight.float()
     timings = []
