@@ -56,7 +56,8 @@ class Report:
 
     Attributes:
         registers: per thread (AMD: vector registers, accumulators included).
-        spills: bytes per thread that the assembler spilled (AMD: registers).
+        spills: loads, stores or bytes of registers spilled to memory (AMD: vector registers; scalar ones go to lanes of
+            vector registers, not to memory).
         stack: bytes of stack per thread.
         shared_bytes: shared memory of one program.
         matrix_instructions, matrix_kind: how many, and the best kind found ("none": ordinary arithmetic).
@@ -172,7 +173,7 @@ def _inspect_amd(made: Any) -> dict[str, Any]:
     count, kind = _matrix(code)
     return {
         "registers": note("vgpr_count"),
-        "spills": note("vgpr_spill_count") + note("sgpr_spill_count"),
+        "spills": note("vgpr_spill_count"),
         "stack": note("private_segment_fixed_size"),
         "matrix_instructions": count,
         "matrix_kind": kind,
