@@ -34,7 +34,7 @@ class DropChunkSpans:
 
 def drop_chunk_spans(provider: Any) -> bool:
     """Wraps the processors of `provider` once; False where the SDK does not show them (then chunk spans stay)."""
-    active = getattr(provider, "_active_span_processor", None)
+    active: Any = getattr(provider, "_active_span_processor", None)
     processors = getattr(active, "_span_processors", None)
     if not isinstance(processors, tuple):
         logger.warning("tracing exports a span per streamed chunk: this OpenTelemetry SDK hides its span processors")

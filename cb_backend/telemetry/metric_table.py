@@ -127,7 +127,7 @@ METRICS: tuple[Metric, ...] = (
         "histogram",
         "ratio",
         ("model", "request_class"),
-        "Forecast error: generated tokens over the length expected at admission, of requests that ended by themselves.",
+        "Forecast error: generated tokens over those expected at admission (aborts, timeouts and errors left out).",
         _RATIO_BUCKETS,
     ),
     Metric("cb_requests_running", "gauge", "requests", ("model",), "Sequences that hold KV blocks."),

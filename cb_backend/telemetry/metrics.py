@@ -69,6 +69,8 @@ class Metrics:
         self._failed_steps = self._of("cb_engine_errors_total", "step")
         self._failed_requests = self._of("cb_engine_errors_total", "request")
         self._blocks = {state: self._of("cb_kv_blocks", state) for state in ("used", "cached", "free")}
+        # There from the start, or Prometheus would not see the first refusal as an increase.
+        self._of("cb_requests_refused_total", self._refusals("queue_full"))
         size, blocks = str(int(stats["block_size"])), str(int(stats["kv_blocks"]))
         self._of("vllm:cache_config_info", size, blocks).set(1)
         self.refresh(stats)
@@ -104,7 +106,7 @@ class Metrics:
                 each.labels(*names).observe(latency.decode / following)
 
     def forecast(self, request_class: str, ratio: float) -> None:
-        """A request ended by itself with `ratio` times the tokens that its forecast had expected."""
+        """A request ended with `ratio` times the tokens that were expected of it at admission."""
         self._of("cb_forecast_length_ratio", self._classes(request_class)).observe(ratio)
 
     def refused(self, code: str) -> None:

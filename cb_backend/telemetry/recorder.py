@@ -33,8 +33,11 @@ class Occupancy(Protocol):
     @property
     def running(self) -> list[Request]: ...
 
-    num_waiting: int
-    num_swapped: int
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_swapped(self) -> int: ...
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ..request import Request, StepPlan, TokenDelta
 from .logs import log_request
@@ -43,8 +44,7 @@ class Reporter:
         self._decode = decode
         self._steps: deque[tuple[StepPlan, float, str | None]] = deque(maxlen=_LONGEST)
         self._ends: deque[RequestSummary] = deque(maxlen=_LONGEST)
-        self._refusals: deque[str] = deque(maxlen=_LONGEST)
-        self._disconnects: deque[None] = deque(maxlen=_LONGEST)
+        self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=_LONGEST)
         self._woken = threading.Event()
         self._closing = threading.Event()
         self._failed = False
@@ -76,12 +76,15 @@ class Reporter:
         self._ends.append(summary)
 
     def refused(self, code: str) -> None:
-        self._refusals.append(code)
+        self._events.append((Metrics.refused, (code,)))
         self._wake()
 
     def disconnected(self) -> None:
-        self._disconnects.append(None)
+        self._events.append((Metrics.disconnected, ()))
         self._wake()
+
+    def forecast(self, request_class: str, ratio: float) -> None:
+        self._events.append((Metrics.forecast, (request_class, ratio)))
 
     def _wake(self) -> None:
         if not self._woken.is_set():
@@ -121,14 +124,10 @@ class Reporter:
             if metrics is not None:
                 metrics.finished(summary)
             log_request(summary, self._decode)
-        while self._refusals:
-            code = self._refusals.popleft()
+        while self._events:
+            count, values = self._events.popleft()
             if metrics is not None:
-                metrics.refused(code)
-        while self._disconnects:
-            self._disconnects.popleft()
-            if metrics is not None:
-                metrics.disconnected()
+                count(metrics, *values)
         if metrics is not None:
             metrics.refresh(stats)
         return bool(stats["running"] or stats["waiting"])

@@ -18,6 +18,7 @@ from ..core import Observer
 from ..request import Request, StepPlan, TokenDelta
 from .chunks import drop_chunk_spans
 from .context import captures_content
+from .forecast import ForecastError
 from .logs import logger as request_logger
 from .logs import logs_prompts
 from .recorder import Recorder
@@ -118,6 +119,8 @@ def _observe(parts: Parts, provider: Any, metrics: Metrics | None, *, log: bool)
         summaries = Summaries(reporter.summary, tracing.span_context, with_tokens=logs_prompts() and decode is not None)
         # Before tracing, which forgets a request's span when the request ends.
         observers = [summaries, tracing, recorder, reporter]
+        if metrics is not None:
+            observers.append(ForecastError(parts.curves, reporter.forecast))
     core.observers.extend(Guarded(observer) for observer in observers)
     return Telemetry(provider, tracing, recorder, reporter)
 

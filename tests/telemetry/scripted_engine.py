@@ -11,6 +11,7 @@ from typing import Any
 
 from cb_backend.core import Add, End, EngineCore
 from cb_backend.request import FinishReason, Request, StepPlan, StepResult, TokenDelta
+from cb_backend.scheduling.lengths import LengthCurves
 from tests.scheduling.scripted import answer, make_request, make_scheduler
 
 BYTES_PER_BLOCK = 1000
@@ -43,6 +44,7 @@ class ScriptedEngine:
         self.model_name = "tiny"
         self.storage = SimpleNamespace(bytes_per_block=BYTES_PER_BLOCK)
         self.tokenizer: Any = None
+        self.curves = LengthCurves()
 
     def launch(self, plan: StepPlan) -> _Pending:
         if plan.step in self.before:
