@@ -23,12 +23,13 @@ from .memory import plan_memory, usable_cores
 from .model.backends import choose_backend
 from .model.executor import Executor
 from .model.loader import LoadedModel, ModelError, load_model
-from .request import SamplingParams
+from .request import Constraint, RequestError, SamplingParams
 from .scheduling.admission import Admission
 from .scheduling.lengths import LengthCurves, validate_class
 from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
 from .text.chat import ChatTemplate
+from .text.grammar import GrammarCompiler
 
 logger = logging.getLogger("cb_backend")
 
@@ -45,6 +46,7 @@ class Parts:
     admission: Admission
     curves: LengthCurves
     chat: ChatTemplate | None
+    grammar: GrammarCompiler | None
     backend_name: str
     _bad_words: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
@@ -89,8 +91,17 @@ class Parts:
     ) -> None:
         """Refuses what the forecast says cannot be done in time (`admission.refuse_late`)."""
 
-    def compile_constraint(self, params: SamplingParams) -> Any:
-        return None
+    def compile_constraint(self, params: SamplingParams) -> Constraint | None:
+        """What `response_format` asks for; may take a moment the first time, so not on an event loop.
+
+        Raises:
+            RequestError: the format is wrong, or there is no tokenizer to apply it with.
+        """
+        if params.response_format is None:
+            return None
+        if self.grammar is None:
+            raise RequestError("'response_format': this model has no tokenizer", param="response_format")
+        return self.grammar.compile(params.response_format)
 
     def seconds_until_start(self, waiting: int) -> float:
         return waiting * max(self.core.seconds_per_step, 0.01)
@@ -171,7 +182,10 @@ def build(config: EngineConfig) -> Parts:
     limits = Limits(
         memory.max_model_len, loaded.vocab_size, memory.num_blocks * config.block_size, scheduler.max_running
     )
-    chat = ChatTemplate(loaded.tokenizer) if loaded.tokenizer is not None else None
+    chat = grammar = None
+    if loaded.tokenizer is not None:
+        chat = ChatTemplate(loaded.tokenizer)
+        grammar = GrammarCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     logger.info(
         "%s: %s on %s (%d threads), attention %s; KV pool %d blocks of %d tokens (%.2f GiB, %d sequences of %d); "
         "host pool %d blocks; budget %d tokens a step; admission %s (risk %g); preemption %s",
@@ -192,7 +206,7 @@ def build(config: EngineConfig) -> Parts:
         config.preemption,
     )
     return Parts(
-        config, EngineCore(scheduler, executor), limits, loaded, storage, admission, curves, chat, backend.name
+        config, EngineCore(scheduler, executor), limits, loaded, storage, admission, curves, chat, grammar, backend.name
     )
 
 

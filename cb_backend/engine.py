@@ -209,6 +209,11 @@ class Engine:
             token_ids = await asyncio.to_thread(self._encode, prompt)
         else:
             token_ids = self._encode(prompt)
+        trace_context = with_caller(trace_context)
+        constraint = None
+        if params is not None and params.response_format is not None:
+            with self._counting_refusals(), phase(trace_context, "compile grammar"):
+                constraint = await asyncio.to_thread(self.parts.compile_constraint, params)
         deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
         mailbox = self._mailbox(asyncio.get_running_loop())
         with self._counting_refusals():
@@ -222,6 +227,7 @@ class Engine:
                 request_class=request_class,
                 salt=salt,
                 trace_context=trace_context,
+                constraint=constraint,
             )
         try:
             while not reader.done:

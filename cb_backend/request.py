@@ -267,6 +267,10 @@ class Constraint(Protocol):
     def finished(self) -> bool:
         """Nothing may follow: the request ends."""
 
+    @property
+    def error(self) -> str | None:
+        """What went wrong: the request ends with an error."""
+
     def fork(self) -> Constraint:
         """A copy for another choice of the same request."""
 

@@ -47,5 +47,10 @@ def _float32_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Ten
     if weight.device.type == "cuda":
         transposed = weight.t()
         return lambda hidden: torch.mm(hidden.to(weight.dtype), transposed, out_dtype=torch.float32)
+    from cb_kernels.cpu import load
+
+    native = load()
+    if native is not None and native.multiplies_bf16(weight):
+        return lambda hidden: native.linear_f32(hidden, weight)
     wide = weight.float()
     return lambda hidden: torch.nn.functional.linear(hidden.float(), wide)

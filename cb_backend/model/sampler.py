@@ -74,6 +74,9 @@ def adjust(row: torch.Tensor, request: Request) -> None:
         ids = torch.tensor(list(counts), device=row.device)
         times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
         row[ids] -= params.presence_penalty + params.frequency_penalty * times
+    allowed = None if request.constraint is None else request.constraint.allowed()
+    if allowed is not None:
+        row.masked_fill_(~unpack_mask(allowed, row.shape[0]).to(row.device), float("-inf"))
     banned: list[int] = []
     if request.stop_ids and request.num_output <= params.min_tokens:  # the token in the making is counted
         banned += request.stop_ids
@@ -81,9 +84,11 @@ def adjust(row: torch.Tensor, request: Request) -> None:
         if len(word) == 1 or tuple(output[-(len(word) - 1) :]) == word[:-1]:
             banned.append(word[-1])
     if banned:
-        row[torch.tensor(banned, device=row.device)] = float("-inf")
-    if request.constraint is not None and (allowed := request.constraint.allowed()) is not None:
-        row.masked_fill_(~unpack_mask(allowed, row.shape[0]).to(row.device), float("-inf"))
+        ids = torch.tensor(banned, device=row.device)
+        scores = row[ids].clone()
+        row[ids] = float("-inf")
+        if allowed is not None and row.max() == float("-inf"):
+            row[ids] = scores  # the grammar leaves nothing else: it goes before min_tokens and bad_words
 
 
 def unpack_mask(bits: torch.Tensor, size: int) -> torch.Tensor:

@@ -54,7 +54,8 @@ def end_after(request: Request, token_id: int) -> End | None:
         own = token_id in request.params.stop_token_ids
         return End(FinishReason.STOP, token_id if own else None, by_stop_token=True)
     if request.constraint is not None and request.constraint.finished:
-        return End(FinishReason.STOP)
+        error = request.constraint.error
+        return End(FinishReason.STOP if error is None else FinishReason.ERROR, error=error)
     if request.num_settled >= request.max_tokens:
         return End(FinishReason.LENGTH)
     return None

@@ -29,6 +29,8 @@ from cb_backend.request import TokenDelta
 class EndsAfter:
     """A constraint that allows every token and is satisfied after `count` of them: the model's end, played."""
 
+    error = None
+
     def __init__(self, count: int) -> None:
         self.left = count
 

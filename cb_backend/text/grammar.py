@@ -1,0 +1,184 @@
+"""Structured output: a response format becomes a constraint on the next token, by the grammar library llguidance.
+
+    {"type": "json_object"}                                   any JSON object
+    {"type": "json_schema", "json_schema": {"schema": {...}}}  JSON that fits the schema
+    {"type": "regex", "regex": "..."}                          text that matches from beginning to end
+    {"type": "choice", "choice": ["a", "b"]}                   one of these texts
+    {"type": "grammar", "grammar": "start: ..."}               a Lark grammar
+
+Compiling happens on the caller's thread, never on the engine's; results are cached. A constraint's state belongs to its
+request, so neither preemption nor a neighbour touches it; a fork copies it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import torch
+
+from ..request import RequestError
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_COMPILE_SECONDS = 10.0
+_CACHE_SIZE = 128
+
+
+class GrammarConstraint:
+    """The `Constraint` of one request: which tokens may come next (see request.py)."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> torch.Tensor:
+        """int32 words, one bit per token id, lowest bit first."""
+        return torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.int32)
+
+    def accept(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing may follow: the grammar is complete, or it failed."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def error(self) -> str | None:
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+    def fork(self) -> GrammarConstraint:
+        return GrammarConstraint(self._matcher.deep_copy())
+
+
+class GrammarCompiler:
+    """Response formats to constraints for one tokenizer. May be used from several threads.
+
+    Args:
+        tokenizer: a fast transformers tokenizer.
+        vocab_size: rows of the logits; ids past the tokenizer's own are never allowed.
+        eos_token_ids: ids that may end the text where the grammar is complete.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = sorted(eos_token_ids)
+        self._wrapped: Any = None
+        self._cache: OrderedDict[str, GrammarConstraint] = OrderedDict()
+        self._lock = threading.Lock()
+        # Compiling is bounded in work by the library and in our patience here; two may be slow at a time.
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="cb-grammar")
+
+    def compile(self, response_format: Mapping[str, Any]) -> GrammarConstraint | None:
+        """A fresh constraint, or None for `{"type": "text"}`.
+
+        Raises:
+            RequestError: an unknown type, a faulty or unsupported schema, or one too large or too slow to compile.
+        """
+        grammar = self._grammar_of(response_format)
+        if grammar is None:
+            return None
+        with self._lock:
+            cached = self._cache.get(grammar)
+            if cached is not None:
+                self._cache.move_to_end(grammar)
+                return cached.fork()
+        try:
+            made = self._pool.submit(self._build, grammar).result(MAX_COMPILE_SECONDS)
+        except FutureTimeout:
+            raise _refuse(f"compiling it took more than {MAX_COMPILE_SECONDS:.0f} s; simplify it") from None
+        with self._lock:
+            self._cache[grammar] = made
+            while len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return made.fork()
+
+    def _build(self, grammar: str) -> GrammarConstraint:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._ll_tokenizer(), grammar, log_level=0)
+        if matcher.is_error():
+            raise _refuse(matcher.get_error().strip().splitlines()[0])
+        return GrammarConstraint(matcher)
+
+    def _ll_tokenizer(self) -> Any:
+        """The tokenizer as the library wants it: made at the first use, about a second for a large vocabulary."""
+        with self._lock:
+            if self._wrapped is None:
+                from llguidance.hf import from_tokenizer
+
+                self._wrapped = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos or None)
+            return self._wrapped
+
+    @staticmethod
+    def _grammar_of(response_format: Mapping[str, Any]) -> str | None:
+        try:
+            from llguidance import LLMatcher
+        except ImportError:
+            raise RequestError(
+                "'response_format': this server has no grammar library; install cb-backend[grammar]",
+                param="response_format",
+                code="unsupported",
+            ) from None
+        kind = response_format.get("type")
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return _json_grammar({"type": "object"})
+        if kind == "json_schema":
+            return _json_grammar(_schema_of(response_format))
+        if kind == "regex":
+            return _bounded(LLMatcher.grammar_from_regex(_text(response_format, "regex")))
+        if kind == "choice":
+            return _bounded(LLMatcher.grammar_from_lark("start: " + " | ".join(_choices(response_format))))
+        if kind == "grammar":
+            return _bounded(LLMatcher.grammar_from_lark(_text(response_format, "grammar")))
+        raise _refuse(f"type must be text, json_object, json_schema, regex, choice or grammar (got {kind!r})")
+
+
+def _json_grammar(schema: Any) -> str:
+    from llguidance import LLMatcher
+
+    if len(json.dumps(schema)) > MAX_GRAMMAR_BYTES:
+        raise _refuse(f"the schema is larger than {MAX_GRAMMAR_BYTES} bytes")
+    # Free white space is where small models get lost: they may indent for ever.
+    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+
+
+def _schema_of(response_format: Mapping[str, Any]) -> Any:
+    outer = response_format.get("json_schema")
+    if not isinstance(outer, Mapping):
+        raise _refuse("json_schema must be an object with a schema", "response_format.json_schema")
+    schema = outer.get("schema", {})
+    if not isinstance(schema, (Mapping, bool)):
+        raise _refuse("schema must be a JSON schema", "response_format.json_schema.schema")
+    return schema
+
+
+def _text(response_format: Mapping[str, Any], field: str) -> str:
+    value = response_format.get(field)
+    if not isinstance(value, str) or not value:
+        raise _refuse(f"{field} must be a non-empty string", f"response_format.{field}")
+    return value
+
+
+def _choices(response_format: Mapping[str, Any]) -> list[str]:
+    values = response_format.get("choice")
+    if not isinstance(values, list) or not values or not all(isinstance(v, str) and v for v in values):
+        raise _refuse("choice must be a list of non-empty strings", "response_format.choice")
+    return [json.dumps(value) for value in values]
+
+
+def _bounded(grammar: str) -> str:
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        raise _refuse(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
+    return grammar
+
+
+def _refuse(reason: str, param: str = "response_format") -> RequestError:
+    return RequestError(f"'{param}': {reason}", param=param)

@@ -1,0 +1,140 @@
+"""Structured output on a random-weight model: only the grammar can make its text valid."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+from cb_backend import Engine, RequestError, SamplingParams
+from cb_backend.text.grammar import MAX_COMPILE_SECONDS, MAX_GRAMMAR_BYTES, GrammarCompiler
+from tests.tiny_models import VOCAB_SIZE, build_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama):
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=300, block_size=8) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return GrammarCompiler(build_tokenizer(), VOCAB_SIZE, {2})
+
+
+def run(engine, response_format, seeds=range(6), **params):
+    each = [SamplingParams(max_tokens=80, seed=s, response_format=response_format, **params) for s in seeds]
+    return engine.generate(["Give me:"] * len(each), each)
+
+
+def test_json_schema_holds_for_every_seed(engine):
+    for output in run(engine, {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA}}):
+        assert output.finish_reason == "stop"
+        value = json.loads(output.text)
+        assert set(value) == {"name", "age"} and 0 <= value["age"] <= 99 and len(value["name"]) <= 8
+
+
+def test_regex_and_choice(engine):
+    for output in run(engine, {"type": "regex", "regex": r"[a-c]{2}-[0-9]{2}"}):
+        assert re.fullmatch(r"[a-c]{2}-[0-9]{2}", output.text)
+    texts = {o.text for o in run(engine, {"type": "choice", "choice": ["yes", "no", "not now"]}, range(20))}
+    assert texts <= {"yes", "no", "not now"} and len(texts) > 1
+
+
+def test_json_object_begins_as_one(engine):
+    for output in run(engine, {"type": "json_object"}):
+        assert output.text.startswith("{")
+        if output.finish_reason == "stop":
+            assert isinstance(json.loads(output.text), dict)
+
+
+def test_choices_of_one_request_each_follow_the_grammar(engine):
+    (output,) = run(engine, {"type": "regex", "regex": r"[0-9]{3}"}, [5], n=4)
+    assert all(re.fullmatch(r"[0-9]{3}", choice.text) for choice in output.choices)
+    assert len({choice.text for choice in output.choices}) > 1
+
+
+def test_neighbours_without_a_grammar_are_untouched(engine):
+    plain = SamplingParams(max_tokens=20, temperature=0.0)
+    alone = engine.generate("Tell me", plain)[0]
+    mixed = engine.generate(
+        ["Tell me", "Give me:"], [plain, SamplingParams(max_tokens=20, response_format={"type": "json_object"})]
+    )
+    assert mixed[0].token_ids == alone.token_ids
+
+
+def test_preemption_and_stop_strings_change_nothing(engine, tiny_llama):
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    wanted = [o.token_ids for o in run(engine, form, range(12))]
+    with Engine(
+        model=str(tiny_llama),
+        dtype="float32",
+        num_kv_blocks=14,
+        block_size=8,
+        max_num_batched_tokens=24,
+        admission={"policy": "prompt"},
+    ) as tight:
+        assert [o.token_ids for o in run(tight, form, range(12))] == wanted
+        stats = tight.stats()
+    assert stats["preemptions_swap"] + stats["preemptions_recompute"] > 0
+    for output in run(engine, form, stop=['"age"']):
+        assert (output.finish_reason, output.stop_reason) == ("stop", '"age"')
+
+
+def test_the_grammar_goes_before_min_tokens(engine):
+    (output,) = run(engine, {"type": "choice", "choice": ["yes"]}, [0], min_tokens=30)
+    assert (output.text, output.finish_reason) == ("yes", "stop")
+
+
+@pytest.mark.parametrize(
+    "form, param",
+    [
+        ({"type": "xml"}, "response_format"),
+        ({}, "response_format"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": 5}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "king"}}}, "response_format"),
+        ({"type": "regex"}, "response_format.regex"),
+        ({"type": "regex", "regex": "("}, "response_format"),
+        ({"type": "choice", "choice": []}, "response_format.choice"),
+        ({"type": "choice", "choice": [1]}, "response_format.choice"),
+        ({"type": "grammar", "grammar": "start: ("}, "response_format"),
+    ],
+)
+def test_a_faulty_format_is_named(compiler, form, param):
+    with pytest.raises(RequestError) as raised:
+        compiler.compile(form)
+    assert raised.value.param == param
+
+
+def test_a_grammar_too_large_is_refused_at_once(compiler):
+    with pytest.raises(RequestError, match="larger than"):
+        compiler.compile({"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MAX_GRAMMAR_BYTES]}}})
+    with pytest.raises(RequestError, match="larger than"):
+        compiler.compile({"type": "choice", "choice": ["x" * MAX_GRAMMAR_BYTES]})
+
+
+def test_an_explosive_regex_costs_bounded_time(compiler):
+    began = time.monotonic()
+    constraint = compiler.compile({"type": "regex", "regex": "(((a{1,1000}){1,1000}){1,1000}){1,1000}b{1,1000}"})
+    constraint.allowed()
+    assert time.monotonic() - began < MAX_COMPILE_SECONDS
+
+
+def test_text_is_no_constraint_and_a_schema_is_compiled_once(compiler):
+    assert compiler.compile({"type": "text"}) is None
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    first, second = compiler.compile(form), compiler.compile(form)
+    before = len(compiler._cache)
+    first.accept(compiler._tokenizer.convert_tokens_to_ids("{"))
+    assert first.allowed().tolist() != second.allowed().tolist()  # states of their own
+    assert len(compiler._cache) == before
