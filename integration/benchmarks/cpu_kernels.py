@@ -189,7 +189,7 @@ def attention_table(library: cpu.Library, block_size: int, budget: float) -> lis
 
 
 def projection_table(library: cpu.Library, budget: float) -> list[Timing]:
-    """The last projection, bf16 [rows, 576] x [49152, 576]: torch gives float32 logits only from a copy of the weights."""
+    """The last projection, bf16 [rows, 576] x [49152, 576]: torch needs a float32 copy of the weights."""
     weight = torch.randn(49152, 576).bfloat16()
     wide = weight.float()
     timings = []

@@ -1,0 +1,155 @@
+"""Rewrites recognized decoder layers for the native CPU kernels: fewer passes over memory, weights packed once.
+
+A recognized layer (Llama, Mistral, Qwen2, Qwen3) gets q/k/v and gate/up as one product each, and one kernel each for
+norm with the residual sum, rotary with the K/V write, and the gated activation. bf16 weights are reordered for oneDNN at load,
+which else happens at every call (a single row then costs twice as much); the unpacked copies are dropped, so a fused
+model cannot be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are those
+of transformers; only sums inside matrix products may be ordered differently.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from .attention import AttentionBackend, AttentionCall
+from .batch import RaggedBatch
+
+if TYPE_CHECKING:
+    from cb_kernels.cpu import Library
+    from transformers import PreTrainedModel
+
+_log = logging.getLogger(__name__)
+
+# How each layer class says its sliding window; their forwards are otherwise one and the same.
+_WINDOWS: dict[str, Callable[[Any], int | None]] = {
+    "LlamaDecoderLayer": lambda attention: None,
+    "MistralDecoderLayer": lambda attention: getattr(attention.config, "sliding_window", None),
+    "Qwen2DecoderLayer": lambda attention: attention.sliding_window,
+    "Qwen3DecoderLayer": lambda attention: attention.sliding_window,
+}
+_ROWS_HINT = 64  # rows that oneDNN lays the packed weights out for; others work too
+
+
+def fuse_model(model: PreTrainedModel, library: Library) -> int:
+    """Rewrites the model's recognized layers in place and returns how many there were.
+
+    Afterwards the model runs with the backend `cpu` only.
+    """
+    fused = 0
+    for layer in getattr(model.base_model, "layers", ()):
+        if _recognized(layer):
+            layer.forward = _FusedLayer(layer, library)
+            fused += 1
+    if fused:
+        _log.info("fused %d decoder layers for the native CPU kernels (%s)", fused, library.isa)
+    return fused
+
+
+def _recognized(layer: nn.Module) -> bool:
+    kind = type(layer)
+    if kind.__name__ not in _WINDOWS or not kind.__module__.startswith("transformers.models."):
+        return False
+    config: Any = layer.self_attn.config  # type: ignore[union-attr]
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.hidden_act in ("silu", "swish")
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and config.hidden_size % 8 == 0
+        and config.intermediate_size % 8 == 0
+    )
+
+
+class _FusedLayer:
+    """Stands in for one decoder layer's `forward`."""
+
+    def __init__(self, layer: Any, library: Library) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.library = library
+        self.input_norm = _norm(layer.input_layernorm)
+        self.middle_norm = _norm(layer.post_attention_layernorm)
+        self.head_norms = tuple(
+            _norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)
+        )
+        self.num_heads = attention.q_proj.weight.shape[0] // attention.head_dim
+        self.num_kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
+        self.head_dim = attention.head_dim
+        window = _WINDOWS[type(layer).__name__](attention) or 0
+        self.call = AttentionCall(attention.layer_idx, attention.scaling, window)
+        self.qkv = merged_linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = merged_linear([attention.o_proj])
+        self.gate_up = merged_linear([mlp.gate_proj, mlp.up_proj])
+        self.down = merged_linear([mlp.down_proj])
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        cb_batch: RaggedBatch,
+        cb_backend: AttentionBackend,
+        **ignored: Any,
+    ) -> torch.Tensor:
+        """hidden_states [1, T, hidden_size], which it overwrites with its result."""
+        library = self.library
+        hidden = hidden_states[0]
+        qkv = self.qkv(library.rms_norm(hidden, *self.input_norm))
+        heads = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        if self.head_norms:
+            q, k = (
+                library.rms_norm(x.reshape(-1, self.head_dim), *norm).view(x.shape)
+                for x, norm in zip((q, k), self.head_norms, strict=True)
+            )
+        cos, sin = position_embeddings
+        k_cache, v_cache = cb_batch.storage.layers[self.call.layer]
+        library.rotary_write_kv(q, k, v, cos[0], sin[0], k_cache, v_cache, cb_batch.slots)
+        attended = cb_backend.attend(q, cb_batch, self.call)
+        projected = self.out(attended.view(attended.shape[0], -1))
+        normed = library.rms_norm(projected, *self.middle_norm, residual=hidden)  # hidden += projected
+        hidden += self.down(library.silu_and_mul(self.gate_up(normed)))
+        return hidden_states
+
+
+def _norm(module: Any) -> tuple[torch.Tensor, float]:
+    return module.weight.detach(), module.variance_epsilon
+
+
+def merged_linear(modules: Sequence[nn.Linear]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One product in place of several on the same input: x [rows, in] -> their results side by side.
+
+    The modules' own weights are dropped.
+    """
+    weights = [module.weight.detach() for module in modules]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    biases = [module.bias for module in modules]
+    bias = None if biases[0] is None else torch.cat([part.detach() for part in biases])
+    for module in modules:
+        module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+    return _packed(weight, bias) or (lambda x: linear(x, weight, bias))
+
+
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The product with weights in oneDNN's own order, or None where this torch or dtype has no such thing.
+
+    The operators are internal to torch: they are probed by comparing with the public one.
+    """
+    if weight.dtype != torch.bfloat16:
+        return None
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+
+        def product(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+        probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).view(3, -1)
+        torch.testing.assert_close(product(probe), linear(probe, weight, bias), rtol=2e-2, atol=2e-2)
+    except (AttributeError, RuntimeError, AssertionError) as error:
+        _log.info("weights stay unpacked: %s", str(error).splitlines()[0])
+        return None
+    return product
