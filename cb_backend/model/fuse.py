@@ -1,10 +1,10 @@
 """Rewrites recognized decoder layers for the native CPU kernels: fewer passes over memory, weights packed once.
 
 A recognized layer (Llama, Mistral, Qwen2, Qwen3) gets q/k/v and gate/up as one product each, and one kernel each for
-norm with the residual sum, rotary with the K/V write, and the gated activation. bf16 weights are reordered for oneDNN at load,
-which else happens at every call (a single row then costs twice as much); the unpacked copies are dropped, so a fused
-model cannot be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are those
-of transformers; only sums inside matrix products may be ordered differently.
+norm with the residual sum, rotary with the K/V write, and the gated activation. bf16 weights are reordered for oneDNN
+at load, which else happens at every call (a single row then costs twice as much); the unpacked copies are dropped, so a
+fused model cannot be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are
+those of transformers; only sums inside matrix products may be ordered differently.
 """
 
 from __future__ import annotations
