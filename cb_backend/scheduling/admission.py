@@ -1,0 +1,210 @@
+"""Who may take memory: the forecast of the pool's use over the future, and the two policies that other systems have.
+
+    forecast    admit while P(use t steps from now > pool) <= risk for every t, by the length curves
+    worst_case  admit while prompt + max_tokens of everybody fits
+    prompt      admit whatever fits now
+
+Looking at the peak over the future is the idea of LightLLM's past-future scheduler (Gong et al., ASPLOS 2025); moments
+(forecast.py) take the place of its drawn lengths, so that the same state gives the same answer and the risk is a
+number. Blocks that several requests share are counted once, and until all of them ended. Knows no clock and changes
+no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from ..config import AdmissionConfig
+from ..request import FinishReason, Request
+from .forecast import Moments, Sequences, choose_horizons, forecast
+from .lengths import NEVER_ENDS, Ints, LengthCurves
+
+
+class PoolUse(Protocol):
+    """What admission reads of the block pool (kv/blocks.py)."""
+
+    @property
+    def num_used(self) -> int: ...
+
+    def refs(self, block: int) -> int: ...
+
+
+class Admission:
+    """Implements `AdmissionPolicy` (scheduling/scheduler.py). Without `pool`, running requests share nothing."""
+
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        num_blocks: int,
+        block_size: int,
+        curves: LengthCurves,
+        pool: PoolUse | None = None,
+    ) -> None:
+        self.policy = config.policy
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.curves = curves
+        self.pool = pool
+        self._z = NormalDist().inv_cdf(1.0 - config.risk)
+        self._count = 0  # sequences counted in this round
+        self._persistent = 0  # blocks shared by several of them
+        self._reserved = 0  # worst_case: private blocks of everybody at max_tokens
+        self._horizons: Ints = np.zeros(1, dtype=np.int64)
+        self._asked: tuple[Request, Moments] | None = None  # the last question, which is usually the next to join
+        self._moments = Moments(np.zeros((5, 1), dtype=np.float32))
+
+    # -- AdmissionPolicy --------------------------------------------------------------------------------------------
+
+    def begin(self, running: Sequence[Request]) -> None:
+        """Starts a round of questions about this running set."""
+        self._count = len(running)
+        self._asked = None
+        if self.policy == "prompt":
+            return
+        shared = self._shared_blocks(running)
+        self._persistent = self._distinct(running, shared)
+        if self.policy == "worst_case":
+            self._reserved = sum(self._worst(r, own) for r, own in zip(running, shared, strict=True))
+        else:
+            self._begin_forecast(running, shared)
+
+    def admits(self, candidate: Request, new_blocks: int, shared_blocks: int) -> bool:
+        """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
+        if self._count == 0 or self.policy == "prompt":
+            return new_blocks <= self.num_blocks
+        if self.policy == "worst_case":
+            return self._persistent + self._reserved + self._worst(candidate, shared_blocks) <= self.num_blocks
+        joined = self._sequences(candidate, new_blocks)
+        self._asked = (candidate, joined)
+        together = self._moments.plus(joined)
+        # Blocks shared with one request so far outlive it if the candidate does.
+        inherited = max(0, shared_blocks - self._persistent) * (1.0 - self._moments.alive / self._count)
+        peak = (together.quantile(self._z) + inherited * np.minimum(joined.alive, 1.0)).max()
+        return bool(self._persistent + peak <= self.num_blocks)
+
+    def add(self, candidate: Request, new_blocks: int) -> None:
+        """`candidate` joined: later questions of this round count it."""
+        self._count += 1 + len(candidate.forks)
+        if self.policy == "worst_case":
+            self._reserved += self._worst(candidate, self._blocks(candidate.num_known) - new_blocks)
+        elif self.policy == "forecast":
+            asked, joined = self._asked or (None, None)
+            if joined is None or asked is not candidate:
+                joined = self._sequences(candidate, new_blocks)
+            self._moments = self._moments.plus(joined)
+
+    def finished(self, request: Request) -> None:
+        """`request` ended: its length is an observation, a censored one unless it ended by itself."""
+        if self._row(request) == NEVER_ENDS:
+            return
+        by_itself = request.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+        self.curves.observe(request.request_class, request.num_settled, by_itself)
+
+    # -- how long clients have to wait ------------------------------------------------------------------------------
+
+    def seconds_until_start(self, waiting_ahead: int, seconds_per_step: float) -> float:
+        """When a request behind `waiting_ahead` others may be let in: what a 429 gives as Retry-After.
+
+        Little's law: as many sequences as run now end per mean output length (in steps of one token each).
+        """
+        mean = self.curves.remaining("", 0, self.num_blocks * self.block_size).mean
+        known = self.curves.effective_observations() >= 1.0
+        steps_per_end = (mean if known else 1.0) / max(1, self._count)
+        return (waiting_ahead + 1) * steps_per_end * seconds_per_step
+
+    def seconds_until_finish(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        request_class: str,
+        waiting_ahead: int,
+        seconds_per_step: float,
+        budget: int,
+    ) -> float:
+        """A lower bound of the time to a request's end: what a deadline is refused for if it is earlier.
+
+        Its own steps with the whole token budget for itself: its prefill in chunks of `budget` and behind one token
+        of each request ahead, then one token a step to an output so short that only 1 in 100 of its class are shorter
+        (1 token until enough is known, and never more than max_tokens).
+        """
+        shortest = min(max_tokens, self.curves.shortest(request_class))
+        prefill = -(-(prompt_len + waiting_ahead) // budget)
+        return (prefill + max(0, shortest - 1)) * seconds_per_step
+
+    # -- the parts of the sum ---------------------------------------------------------------------------------------
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _row(self, request: Request) -> int:
+        if request.stop_ids or request.constraint is not None or request.params.stop:
+            return self.curves.row(request.request_class)
+        return NEVER_ENDS
+
+    def _worst(self, request: Request, shared: int) -> int:
+        """Blocks that `request` and its pending choices need at most, without `shared` ones."""
+        whole = self._blocks(request.prompt_len + max(0, request.max_tokens - 1))  # the last token is never stored
+        return whole - shared + len(request.forks) * (whole - request.prompt_len // self.block_size)
+
+    def _shared_blocks(self, running: Sequence[Request]) -> list[int]:
+        """For each request, how many of its blocks others hold too: a beginning of its list, found by bisection."""
+        pool = self.pool
+        if pool is None or sum(len(request.blocks) for request in running) <= pool.num_used:
+            return [0] * len(running)
+        counts = []
+        for request in running:
+            low, high = 0, len(request.blocks)
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (middle + 1, high) if pool.refs(request.blocks[middle]) > 1 else (low, middle)
+            counts.append(low)
+        return counts
+
+    def _distinct(self, running: Sequence[Request], shared: Sequence[int]) -> int:
+        """Number of different shared blocks: what the pool uses beyond everybody's private ones."""
+        if self.pool is None or not any(shared):
+            return 0
+        private = sum(len(request.blocks) for request in running) - sum(shared)
+        return max(0, min(self.pool.num_used - private, sum(shared)))
+
+    def _begin_forecast(self, running: Sequence[Request], shared: Sequence[int]) -> None:
+        row_of = self._row
+        columns = [
+            [len(r.token_ids) + r.num_in_flight for r in running],
+            [r.prompt_len for r in running],
+            [r.max_tokens for r in running],
+            [row_of(r) for r in running],
+            shared,
+        ]
+        known, prompt, most, rows, own = np.array(columns, dtype=np.int64).reshape(5, -1)
+        sequences = Sequences(known, known - prompt, most - (known - prompt), rows, own)
+        self.curves.include_running(rows, sequences.generated)
+        typical = self.curves.remaining("", 0, int(most.max())).mean if running else 1.0
+        self._horizons = choose_horizons(typical, sequences.left)
+        self._moments = forecast(sequences, self._horizons, self.curves, self.block_size)
+        for request in running:
+            if request.forks:
+                self._count += len(request.forks)
+                self._moments = self._moments.plus(self._choices(request))
+
+    def _sequences(self, candidate: Request, new_blocks: int) -> Moments:
+        """The candidate and its pending choices."""
+        known = candidate.num_known
+        generated = known - candidate.prompt_len
+        moments = self._forecast_alike(candidate, 1, known, generated, self._blocks(known) - new_blocks)
+        return moments.plus(self._choices(candidate)) if candidate.forks else moments
+
+    def _choices(self, leader: Request) -> Moments:
+        """Choices that wait for their leader's prefill: they share its full prompt blocks and grow alone."""
+        prompt = leader.prompt_len
+        return self._forecast_alike(leader, len(leader.forks), prompt, 0, prompt // self.block_size)
+
+    def _forecast_alike(self, request: Request, count: int, known: int, generated: int, shared: int) -> Moments:
+        row = self._row(request)
+        columns = np.array([[known], [generated], [request.max_tokens - generated], [row], [shared]], dtype=np.int64)
+        moments = forecast(Sequences(*columns), self._horizons, self.curves, self.block_size)
+        return moments if count == 1 else Moments(count * moments.table)

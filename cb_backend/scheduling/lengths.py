@@ -1,0 +1,355 @@
+"""How long outputs get: survival curves of observed output lengths, per request class. Pure numpy, no clock.
+
+A request that ended by itself (`stop`) is an observation of its length. One that was cut (max_tokens, abort, timeout,
+error) says only that its length is greater: a censored observation, which Kaplan and Meier's product-limit estimator
+(JASA 53, 1958) uses without bias. So are the requests that run now: without them a cold start would believe in short
+outputs, because those end first. Newer observations count more: a weight halves every `half_life` observations.
+
+Three levels answer together, each weighted by the observations it has beyond the tokens already generated: the
+class's curve, the model-wide curve, and `max_tokens`, which is all that is known in the beginning.
+
+Lengths are kept on a fixed scale: exact below 128, then 64 steps per octave. Observations round up and questions
+round down, so that rounding (at most 1.6 %) never makes an output look shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..request import RequestError
+
+logger = logging.getLogger("cb_backend")
+
+MAX_CLASSES = 1000
+MAX_CLASS_LENGTH = 64
+HALF_LIFE = 512
+FORMAT = 1
+
+# Observations beyond the current length at which a level gets half of the weight.
+CLASS_PRIOR = 8.0
+MODEL_PRIOR = 1.0
+
+NEVER_ENDS = -1  # in place of a row: an output that can only be cut, at max_tokens
+
+MAX_LENGTH = 2**20
+_EXACT, _STEPS = 128, 64
+_TINY = np.float32(1e-30)  # keeps 0 / 0 out where nobody is known to get as far
+
+Floats = npt.NDArray[np.float32]
+Weights = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Remaining(NamedTuple):
+    """Tokens still to come, given that at least one comes."""
+
+    mean: float
+    variance: float
+
+
+def _make_scale() -> Ints:
+    octaves = int(math.log2(MAX_LENGTH / _EXACT))
+    wide = [(_STEPS + i) * (_EXACT << octave) // _STEPS for octave in range(octaves) for i in range(_STEPS)]
+    return np.array([*range(_EXACT), *wide, MAX_LENGTH], dtype=np.int64)
+
+
+SCALE = _make_scale()  # [num_points]: the lengths that the curves tell apart
+_POINTS = len(SCALE)
+_WIDTH = np.append(np.diff(SCALE), 1).astype(np.float64)  # tokens from a point to the next
+_DOWN = (np.searchsorted(SCALE, np.arange(MAX_LENGTH + 1), side="right") - 1).astype(np.int16)  # length -> point
+
+
+def points_below(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
+    """Index of the last point of `SCALE` that is not above each length."""
+    return _DOWN.take(lengths, mode="clip")
+
+
+def point_above(length: int) -> int:
+    """Index of the first point of `SCALE` that is not below `length`."""
+    point = int(_DOWN[min(length, MAX_LENGTH)])
+    return point + int(SCALE[point] < min(length, MAX_LENGTH))
+
+
+def validate_class(name: str) -> str:
+    """Returns the class's name.
+
+    Raises:
+        RequestError: it is not text of at most 64 characters.
+    """
+    if not isinstance(name, str) or len(name) > MAX_CLASS_LENGTH:
+        got = f"{len(name)} characters" if isinstance(name, str) else repr(name)
+        raise RequestError(
+            f"'request_class': a class name is text of at most {MAX_CLASS_LENGTH} characters (got {got})",
+            param="request_class",
+        )
+    return name
+
+
+class LengthCurves:
+    """Survival curves by class. Row 0 is the model-wide curve; a class gets a row with its first observation.
+
+    The least recently observed class is forgotten when `max_classes` is exceeded. Not thread-safe: the engine thread
+    observes and asks; `save` may run after it has stopped.
+    """
+
+    def __init__(self, half_life: int = HALF_LIFE, max_classes: int = MAX_CLASSES) -> None:
+        self._growth = 2.0 ** (1.0 / half_life)
+        self._max_classes = max_classes
+        self._rows: OrderedDict[str, int] = OrderedDict()  # least recently observed first
+        self._reset(1)
+
+    def _reset(self, rows: int) -> None:
+        self._rows.clear()
+        self._ended = np.zeros((rows, _POINTS))  # [rows, points]: weight of the lengths that were seen to end
+        self._cut = np.zeros((rows, _POINTS))  # the same of the censored ones
+        self._unit = np.ones(rows)  # [rows]: weight of the newest observation
+        self._stale = np.zeros(rows, dtype=np.int64)  # observations since the row's tables were made
+        self._survival = np.ones((rows, _POINTS), dtype=np.float32)  # P(length > point)
+        self._beyond = np.zeros((rows, _POINTS), dtype=np.float32)  # effective observations beyond the point
+        self._age = np.zeros(rows, dtype=np.int64)  # calls of `include_running` since the row's tables were made
+
+    @property
+    def num_classes(self) -> int:
+        return len(self._rows)
+
+    def row(self, request_class: str) -> int:
+        """The class's row, or 0 for one without observations."""
+        return self._rows.get(request_class, 0)
+
+    def effective_observations(self, request_class: str = "") -> float:
+        """Sum of the class's weights, the newest observation being 1."""
+        row = self.row(request_class)
+        return float((self._ended[row].sum() + self._cut[row].sum()) / self._unit[row])
+
+    # -- observing --------------------------------------------------------------------------------------------------
+
+    def observe(self, request_class: str, length: int, ended: bool) -> None:
+        """One output of `length` tokens: `ended` by itself, or cut there (its length is then greater)."""
+        if request_class:
+            self._add(self._touch(request_class), length, ended)
+        self._add(0, length, ended)
+
+    def _add(self, row: int, length: int, ended: bool) -> None:
+        self._unit[row] *= self._growth
+        if self._unit[row] > 1e12:
+            self._ended[row] /= self._unit[row]
+            self._cut[row] /= self._unit[row]
+            self._unit[row] = 1.0
+        if ended:
+            self._ended[row, point_above(length)] += self._unit[row]
+        else:
+            self._cut[row, _DOWN[min(length, MAX_LENGTH)]] += self._unit[row]
+        self._stale[row] += 1
+
+    def _touch(self, request_class: str) -> int:
+        row = self._rows.get(request_class)
+        if row is None:
+            if len(self._rows) >= self._max_classes:
+                row = self._rows.popitem(last=False)[1]
+                self._clear(row)
+            else:
+                row = len(self._rows) + 1
+                if row >= len(self._unit):
+                    self._enlarge(min(2 * len(self._unit), self._max_classes) + 1)
+            self._rows[request_class] = row
+        self._rows.move_to_end(request_class)
+        return row
+
+    def _clear(self, row: int) -> None:
+        self._ended[row] = self._cut[row] = 0.0
+        self._unit[row] = 1.0
+        self._stale[row] = 1
+
+    def _enlarge(self, rows: int) -> None:
+        for name, fill in (
+            ("_ended", 0),
+            ("_cut", 0),
+            ("_unit", 1),
+            ("_stale", 0),
+            ("_survival", 1),
+            ("_beyond", 0),
+            ("_age", 0),
+        ):
+            old = getattr(self, name)
+            new = np.full((rows, *old.shape[1:]), fill, dtype=old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+
+    # -- tables -----------------------------------------------------------------------------------------------------
+
+    def include_running(self, rows: Ints, generated: Ints, most: int = 8, every: int = 16) -> None:
+        """Brings tables up to date, with the running requests (`rows`, tokens `generated`) as censored observations.
+
+        A row is made again after enough observations (1 in 64 of what it knows), and after `every` calls, since the
+        running requests got longer. At most `most` rows per call, so that a step's cost is bounded; the others follow.
+        """
+        if len(rows) and rows.min() < 0:
+            rows, generated = rows[rows >= 0], generated[rows >= 0]
+        present = np.unique(np.append(rows, 0))
+        self._age[present] += 1
+        due = [int(row) for row in present if self._is_due(int(row)) or self._age[row] >= every]
+        due.sort(key=lambda row: (row != 0, -self._age[row], row))
+        points = points_below(generated) if due else None
+        for row in due[:most]:
+            self._build(row, points if row == 0 or points is None else points[rows == row])
+
+    def _is_due(self, row: int) -> bool:
+        return bool(self._stale[row] * 64 > self._beyond[row, 0])
+
+    def _build(self, row: int, running: npt.NDArray[Any] | None = None) -> None:
+        ended = self._ended[row] / self._unit[row]
+        known = ended + self._cut[row] / self._unit[row]
+        if running is not None and len(running):
+            known += np.bincount(running, minlength=_POINTS)
+        at_risk = np.cumsum(known[::-1])[::-1]
+        hazard = np.divide(ended, at_risk, out=np.zeros(_POINTS), where=ended > 0)
+        self._survival[row] = np.cumprod(1.0 - np.minimum(hazard, 1.0))
+        self._beyond[row] = np.append(at_risk[1:], 0.0)
+        self._stale[row] = self._age[row] = 0
+
+    def survival(self, rows: Ints, generated: Ints, horizons: Ints) -> tuple[Floats, Floats]:
+        """Chances that outputs go on, from the tables as they are.
+
+        Args:
+            rows, generated: int64 [n]: curve (`NEVER_ENDS`: none) and tokens so far of each output.
+            horizons: int64 [h]: further tokens.
+
+        Returns:
+            float32 [n, h]: P(length > generated + horizon | length > generated), without regard to max_tokens.
+            float32 [n]: how many observations this rests on.
+        """
+        until = points_below(generated[:, None] + horizons)
+        at = points_below(generated)
+        seen = self._beyond[0][at]
+        known = self._survival[0][until]
+        known *= (seen / (seen + MODEL_PRIOR) / np.maximum(self._survival[0][at], _TINY))[:, None]
+        alive = known + (MODEL_PRIOR / (seen + MODEL_PRIOR))[:, None]
+        own = np.flatnonzero(rows)
+        if len(own) and rows.min() < 0:
+            alive[rows < 0] = 1.0
+            own = np.flatnonzero(rows > 0)
+        if len(own):
+            row, at, basis = rows[own], at[own], seen[own]
+            seen = seen.copy()
+            known = self._survival[row[:, None], until[own]]
+            beyond = self._beyond[row, at]
+            known *= (beyond / (beyond + CLASS_PRIOR) / np.maximum(self._survival[row, at], _TINY))[:, None]
+            alive[own] *= (CLASS_PRIOR / (beyond + CLASS_PRIOR))[:, None]
+            alive[own] += known
+            seen[own] = beyond + np.minimum(basis, CLASS_PRIOR)
+        return np.minimum(alive, 1.0), seen  # rounding may exceed 1
+
+    def remaining(self, request_class: str, generated: int, max_tokens: int) -> Remaining:
+        """Mean and variance of the tokens still to come, of a running output with `generated` < `max_tokens`."""
+        most = max_tokens - generated
+        if most <= 0:
+            return Remaining(0.0, 0.0)
+        row = self.row(request_class)
+        for each in {0, row}:
+            if self._is_due(each):
+                self._build(each)
+        mean, square = float(most), float(most) ** 2
+        for each, prior in ((0, MODEL_PRIOR), (row, CLASS_PRIOR)):
+            if each == 0 and prior == CLASS_PRIOR:
+                continue
+            point = int(_DOWN[min(generated, MAX_LENGTH)])
+            seen = float(self._beyond[each, point])
+            if seen > 0:
+                weight = seen / (seen + prior)
+                first, second = self._moments(each, generated, max_tokens)
+                mean += weight * (first - mean)
+                square += weight * (second - square)
+        return Remaining(mean, max(0.0, square - mean * mean))
+
+    def _moments(self, row: int, generated: int, max_tokens: int) -> tuple[float, float]:
+        """First and second moment of min(length, max_tokens) - generated on one curve, given length > generated."""
+        first, last = int(_DOWN[min(generated, MAX_LENGTH)]), int(_DOWN[min(max_tokens - 1, MAX_LENGTH)])
+        alive = self._survival[row, first : last + 1].astype(np.float64)
+        start = np.maximum(SCALE[first : last + 1], generated) - generated
+        end = np.minimum(SCALE[first : last + 1] + _WIDTH[first : last + 1], max_tokens) - generated
+        # E[R] is the sum over t >= 0 of P(R > t), E[R^2] that of (2 t + 1) P(R > t).
+        return float(alive @ (end - start)) / float(alive[0]), float(alive @ (end**2 - start**2)) / float(alive[0])
+
+    def shortest(self, request_class: str, chance: float = 0.01, enough: float = 100.0) -> int:
+        """Most tokens such that an output of the class is shorter with at most this `chance`.
+
+        1 where the class has fewer than `enough` effective observations.
+        """
+        row = self.row(request_class)
+        if (request_class and row == 0) or self.effective_observations(request_class) < enough:
+            return 1
+        if self._is_due(row):
+            self._build(row)
+        return int(SCALE[np.argmax(self._survival[row] < 1.0 - chance)])
+
+    # -- keeping over a restart -------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Writes all curves as JSON, in one replacement of the file. A failure is logged: the engine still stops."""
+        document = {
+            "format": FORMAT,
+            "classes": [[name, self._dump(row)] for name, row in (("", 0), *self._rows.items())],
+        }
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            logger.warning("length curves were not saved to %s: %s", path, error)
+
+    def _dump(self, row: int) -> dict[str, list[list[float]]]:
+        def pairs(weights: Weights) -> list[list[float]]:
+            relative = weights / self._unit[row]
+            return [[int(SCALE[i]), round(float(relative[i]), 6)] for i in np.flatnonzero(relative >= 5e-7)]
+
+        return {"ended": pairs(self._ended[row]), "cut": pairs(self._cut[row])}
+
+    def load(self, path: Path) -> None:
+        """Replaces all curves by saved ones. No file: nothing happens; a damaged one: a warning, and a blind start."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            logger.warning("length curves in %s cannot be read (%s): starting without observations", path, error)
+            return
+        try:
+            document = json.loads(text)
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']!r}, this version reads {FORMAT}")
+            curves = [(str(name), _pairs(curve["ended"]), _pairs(curve["cut"])) for name, curve in document["classes"]]
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("length curves in %s are damaged (%s): starting without observations", path, error)
+            return
+        self._reset(1)
+        for name, ended, cut in curves:
+            row = self._touch(name[:MAX_CLASS_LENGTH]) if name else 0
+            for length, weight in ended:
+                self._ended[row, point_above(length)] += weight
+            for length, weight in cut:
+                self._cut[row, _DOWN[min(length, MAX_LENGTH)]] += weight
+            self._build(row)
+
+
+def _pairs(values: Iterable[Any]) -> list[tuple[int, float]]:
+    """(length, weight) pairs out of JSON.
+
+    Raises:
+        ValueError: a length is not a whole number of tokens, or a weight is not positive and finite.
+    """
+    pairs = [(length, float(weight)) for length, weight in values]
+    for length, weight in pairs:
+        if type(length) is not int or length < 0 or not 0 < weight < math.inf:
+            raise ValueError(f"[{length!r}, {weight!r}] is not a length and its weight")
+    return pairs
