@@ -9,10 +9,14 @@ requests. Padding rows of static-shape batches write to the trash block, which n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+_CACHE_LINE = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class KVStorage:
         self.trash_block = num_blocks
         shape = (geometry.num_layers, 2, geometry.num_kv_heads, block_size, geometry.head_dim)
         # Zeroed: a never-written slot that a masked tile reads must not be NaN.
-        self.device = torch.zeros(num_blocks + 1, *shape, dtype=dtype, device=device)
+        self.device = _zeros((num_blocks + 1, *shape), dtype, device)
         # Empty: host pages are touched, and so taken, only when something is swapped.
         self.host = torch.empty(num_host_blocks, *shape, dtype=dtype, pin_memory=device.type == "cuda")
         self.bytes_per_block = block_size * geometry.bytes_per_token(dtype)
@@ -65,3 +69,13 @@ class KVStorage:
         """Copies (source, destination) device blocks: the copy of copy-on-write."""
         for source, destination in pairs:
             self.device[destination].copy_(self.device[source])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU the pages are taken from the system only when they are first written, as blocks come into use."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _CACHE_LINE, dtype=np.uint8)  # by calloc, unlike torch.zeros
+    start = -memory.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)

@@ -62,7 +62,7 @@ class TritonAttention:
     name = "triton"
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
-        from cb_kernels.kv_copy import write_kv
+        from cb_kernels.kv_copy.launch import write_kv
 
         k_cache, v_cache = batch.storage.layers[layer]
         write_kv(k, v, k_cache, v_cache, batch.slots)
