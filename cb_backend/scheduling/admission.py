@@ -128,8 +128,8 @@ class Admission:
         """A lower bound of the time to a request's end: what a deadline is refused for if it is earlier.
 
         Its own steps with the whole token budget for itself: its prefill in chunks of `budget` and behind one token
-        of each request ahead, then one token a step to an output so short that only 1 in 100 of its class are shorter
-        (1 token until enough is known, and never more than max_tokens).
+        of each request ahead, then one token a step to the shortest output that its class is known to have (1 token
+        until enough is known, and never more than max_tokens).
         """
         shortest = min(max_tokens, self.curves.shortest(request_class))
         prefill = -(-(prompt_len + waiting_ahead) // budget)

@@ -280,17 +280,12 @@ class LengthCurves:
         # E[R] is the sum over t >= 0 of P(R > t), E[R^2] that of (2 t + 1) P(R > t).
         return float(alive @ (end - start)) / float(alive[0]), float(alive @ (end**2 - start**2)) / float(alive[0])
 
-    def shortest(self, request_class: str, chance: float = 0.01, enough: float = 100.0) -> int:
-        """Most tokens such that an output of the class is shorter with at most this `chance`.
-
-        1 where the class has fewer than `enough` effective observations.
-        """
+    def shortest(self, request_class: str, enough: float = 100.0) -> int:
+        """Tokens of the class's shortest output in memory; 1 with fewer than `enough` effective observations."""
         row = self.row(request_class)
         if (request_class and row == 0) or self.effective_observations(request_class) < enough:
             return 1
-        if self._is_due(row):
-            self._build(row)
-        return int(SCALE[np.argmax(self._survival[row] < 1.0 - chance)])
+        return max(1, int(SCALE[np.argmax(self._ended[row] > 0)]))
 
     # -- keeping over a restart -------------------------------------------------------------------------------------
 

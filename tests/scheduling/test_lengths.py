@@ -175,14 +175,13 @@ def test_a_thousand_classes_are_the_bound():
     assert curves.num_classes == 1000
 
 
-def test_shortest_is_what_nearly_every_output_reaches():
-    curves = curves_of(*(("", length, True) for length in range(1, 201)))
-    # P(L > 2) = 0.99, P(L > 3) = 0.985: fewer than 1 in 100 are shorter than 3.
-    assert curves.shortest("", 0.01) == 3
+def test_shortest_is_the_least_length_that_ended_by_itself():
+    curves = curves_of(*(("", length, True) for length in range(7, 207)), ("", 3, False))
+    assert curves.shortest("") == 7
 
 
 def test_shortest_is_one_with_few_observations():
-    curves = curves_of(*(("", 70, True) for _ in range(99)), ("json", 70, True))
+    curves = curves_of(*(("", 70, True) for _ in range(100)), ("json", 70, True))
     assert curves.shortest("") == 70
     assert curves.shortest("json") == curves.shortest("unseen") == LengthCurves().shortest("") == 1
 
