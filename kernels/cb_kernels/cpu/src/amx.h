@@ -26,14 +26,16 @@ inline void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
-// q rows as [head_dim padded to 32 / 2][16] pairs per 16 rows; rows past the item's repeat its last, which nobody reads.
+// q rows as [head_dim padded to 32 / 2][columns] pairs per `columns` rows; rows past the item's repeat its last, which
+// nobody reads.
+template <int columns>
 inline void pack_queries(const Attention& a, const Item& item, int tiles, int pairs, uint32_t* to) {
   for (int t = 0; t < tiles; t++)
-    for (int c = 0; c < kColumns; c++) {
-      const bf16* row = query<bf16>(a, item, least(t * kColumns + c, item.rows - 1));
-      uint32_t* column = to + t * pairs * kColumns + c;
-      for (int u = 0; u < a.head_dim / 2; u++) std::memcpy(column + u * kColumns, row + 2 * u, 4);
-      for (int u = a.head_dim / 2; u < pairs; u++) column[u * kColumns] = 0;
+    for (int c = 0; c < columns; c++) {
+      const bf16* row = query<bf16>(a, item, least(t * columns + c, item.rows - 1));
+      uint32_t* column = to + t * pairs * columns + c;
+      for (int u = 0; u < a.head_dim / 2; u++) std::memcpy(column + u * columns, row + 2 * u, 4);
+      for (int u = a.head_dim / 2; u < pairs; u++) column[u * columns] = 0;
     }
 }
 
@@ -92,19 +94,21 @@ inline void transpose(const float* from, int pitch, Vec* to) {
   }
 }
 
+// 32 probabilities as the sum of two bf16 terms.
+inline void split_row(Vec first, Vec second, bf16* high, bf16* low) {
+  const __m512i bits = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+  const Vec a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits)), 16));
+  const Vec b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(bits, 1)), 16));
+  _mm512_store_si512(high, bits);
+  _mm512_store_si512(low, (__m512i)_mm512_cvtne2ps_pbh(sub(second, b), sub(first, a)));
+}
+
 // Probabilities s [kHalf keys][pitch] of 16 query rows as two row-major [16][32] bf16 terms.
 inline void split_probabilities(const float* s, int pitch, bf16* high, bf16* low) {
   Vec first[16], second[16];
   transpose(s, pitch, first);
   transpose(s + kHalf / 2 * pitch, pitch, second);
-  for (int r = 0; r < kColumns; r++) {
-    const __m512bh rounded = _mm512_cvtne2ps_pbh(second[r], first[r]);
-    const __m512i bits = (__m512i)rounded;
-    const Vec a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(bits)), 16));
-    const Vec b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(bits, 1)), 16));
-    _mm512_store_si512(high + r * 32, bits);
-    _mm512_store_si512(low + r * 32, (__m512i)_mm512_cvtne2ps_pbh(sub(second[r], b), sub(first[r], a)));
-  }
+  for (int r = 0; r < kColumns; r++) split_row(first[r], second[r], high + r * kHalf, low + r * kHalf);
 }
 
 // sums[16 rows][16 * N columns from d on] += P V over the block. Each product waits for the one before it on the same
@@ -148,6 +152,28 @@ inline void add_values(const bf16* const* terms, const uint32_t (*values)[kValue
   }
 }
 
+// One split's state of the item's rows; o [rows][padded].
+inline void save_partial(const Attention& a, const Item& item, int split, int padded, const float* o, const float* m,
+                         const float* l) {
+  for (int r = 0; r < item.rows; r++) {
+    float* part = item.partial +
+                  (int64_t(split - item.split_begin) * item.rows + r) * (kPartialHeader + a.head_dim);
+    alignas(64) float row[kMaxHeadDim];
+    for (int d = 0; d < padded; d += 32) unpermute(o + r * padded + d, o + r * padded + d + 16, row + d);
+    part[0] = m[r];
+    part[1] = l[r];
+    std::memcpy(part + kPartialHeader, row, a.head_dim * sizeof(float));
+  }
+}
+inline void write_rows(const Attention& a, const Item& item, int padded, const float* o, const float* m,
+                       const float* l) {
+  for (int r = 0; r < item.rows; r++) {
+    alignas(64) float row[kMaxHeadDim];
+    for (int d = 0; d < padded; d += 32) unpermute(o + r * padded + d, o + r * padded + d + 16, row + d);
+    write_row<bf16>(a, item, r, row, m[r], l[r]);
+  }
+}
+
 // One item; NQ tiles of 16 query rows. Accumulators are [rows][padded head_dim], columns as pack_values leaves them.
 template <int NQ>
 void tile_rows(const Attention& a, const Item& item) {
@@ -161,7 +187,7 @@ void tile_rows(const Attention& a, const Item& item) {
   const int rows = item.rows, dim = a.head_dim, padded = (dim + 31) / 32 * 32, pairs = padded / 2;
   const Logits logits(a);
   tile.see(a, item);
-  pack_queries(a, item, NQ, pairs, q);
+  pack_queries<kColumns>(a, item, NQ, pairs, q);
   const Visible first = visible(a, item, 0), last = visible(a, item, rows - 1);
   const bool one_split = item.split_end - item.split_begin == 1;
   if (!one_split) std::memset(total, 0, rows * padded * sizeof(float));
@@ -222,14 +248,7 @@ void tile_rows(const Attention& a, const Item& item) {
       }
     }
     if (item.partial != nullptr) {
-      for (int r = 0; r < rows; r++) {
-        float* part = item.partial + (int64_t(split - item.split_begin) * rows + r) * (kPartialHeader + dim);
-        alignas(64) float row[kMaxHeadDim];
-        for (int d = 0; d < padded; d += 32) unpermute(o + r * padded + d, o + r * padded + d + 16, row + d);
-        part[0] = tile.m[r];
-        part[1] = tile.l[r];
-        std::memcpy(part + kPartialHeader, row, dim * sizeof(float));
-      }
+      save_partial(a, item, split, padded, o, tile.m, tile.l);
       continue;
     }
     tile.merge(take);
@@ -242,17 +261,7 @@ void tile_rows(const Attention& a, const Item& item) {
   }
   _tile_release();
   if (item.partial != nullptr) return;
-  const float* sums = one_split ? o : total;
-  for (int r = 0; r < rows; r++) {
-    alignas(64) float row[kMaxHeadDim];
-    for (int d = 0; d < padded; d += 32) unpermute(sums + r * padded + d, sums + r * padded + d + 16, row + d);
-    write_row<bf16>(a, item, r, row, tile.total_m[r], tile.total_l[r]);
-  }
-}
-
-inline void attend_tiles(const Attention& a, const Item& item) {
-  if (item.rows <= kColumns) tile_rows<1>(a, item);
-  else tile_rows<2>(a, item);
+  write_rows(a, item, padded, one_split ? o : total, tile.total_m, tile.total_l);
 }
 
 // 32 weight rows (2 tiles) x 32 rows of x (2 tiles) at a time; every weight row is read from memory once.

@@ -1,4 +1,4 @@
 #define CB_TABLE kernels_amx
 #define CB_NAME "amx"
-#include "amx.h"
+#include "amx_decode.h"
 #include "kernels.h"
