@@ -124,8 +124,14 @@ def _attend(
     return new_top, total, acc
 
 
-# Numbers that change from step to step are not specialized: else 1 and multiples of 16 would each compile anew.
-@triton.jit(do_not_specialize=["num_seqs", "table_stride", "num_splits", "window"])
+# What changes from step to step is not specialized: else the number 1, multiples of 16 and aligned addresses would each
+# compile anew. A mixed batch passes slices of its tables, which start anywhere.
+@triton.jit(
+    do_not_specialize=[
+        *("num_seqs", "table_stride", "num_splits", "window"),
+        *("table_ptr", "seq_lens_ptr", "cu_seqlens_ptr", "sinks_ptr", "k_scale_ptr", "v_scale_ptr"),
+    ]
+)
 def paged_attention_kernel(
     out_ptr, partial_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, cu_seqlens_ptr,
     sinks_ptr, k_scale_ptr, v_scale_ptr,
@@ -245,7 +251,7 @@ def paged_attention_kernel(
         tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "cu_seqlens_ptr"])
 def combine_splits_kernel(
     out_ptr, partial_ptr, lse_ptr, cu_seqlens_ptr, num_splits, out_stride_row, out_stride_head,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, MAX_SPLITS: tl.constexpr,

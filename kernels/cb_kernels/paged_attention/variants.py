@@ -49,23 +49,27 @@ SHAPES = (
     Shape("head dim 32", 16, 4, 32),
     Shape("head dim 32 f32", 16, 4, 32, dtype="f32"),
 )
+# Large decode batches do not split their keys; the loops are the same, so a few shapes stand for all.
+WHOLE_DECODES = ("llama-8b", "smollm2-135m", "gemma-2")
 
 
 def variants(target: str) -> Iterator[Variant]:
-    """Every shape in both phases, and the combine kernel, as launched on `target`."""
+    """Every shape in both phases, and the combine kernel, as launched on `target`: decode with split keys."""
     for shape in SHAPES:
         if shape.kv_dtype == "fp8" and not TARGETS[target].fp8:
             continue
         group = shape.num_heads // shape.num_kv_heads
         for phase in ("decode", "prefill"):
             config = select_config(target, phase, ELEMENT_SIZE[shape.dtype], shape.padded_dim, group)
-            yield attention_variant(shape, phase, config, target)
+            yield attention_variant(shape, phase, config, target, split=phase == "decode")
+            if phase == "decode" and shape.name in WHOLE_DECODES:
+                yield attention_variant(shape, phase, config, target, split=False)
     yield combine_variant(SHAPES[0], target)
 
 
-def attention_variant(shape: Shape, phase: Phase, config: LaunchConfig, target: str) -> Variant:
+def attention_variant(shape: Shape, phase: Phase, config: LaunchConfig, target: str, *, split: bool) -> Variant:
     group = shape.num_heads // shape.num_kv_heads
-    split = phase == "decode"
+    name = f"decode whole {shape.name}" if phase == "decode" and not split else f"{phase} {shape.name}"
     out = POINTER[shape.dtype]
     cache = POINTER[shape.kv_dtype or shape.dtype]
     types = {
@@ -95,7 +99,7 @@ def attention_variant(shape: Shape, phase: Phase, config: LaunchConfig, target: 
     aligned = {"out_ptr", "partial_ptr", "lse_ptr", "q_ptr", "k_ptr", "v_ptr", *strides}
     return Variant(
         kernel="paged_attention",
-        config=f"{phase} {shape.name} m{config.block_m} t{config.tile} w{config.num_warps} s{config.num_stages}",
+        config=f"{name} m{config.block_m} t{config.tile} w{config.num_warps} s{config.num_stages}",
         target=target,
         function=paged_attention_kernel,
         types=types,

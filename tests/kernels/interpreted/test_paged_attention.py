@@ -9,6 +9,7 @@ import torch
 from cb_kernels.paged_attention.configs import LaunchConfig
 from cb_kernels.paged_attention.launch import paged_attention
 from cb_kernels.paged_attention.reference import reference_attention
+from cb_kernels.paged_attention.warmup import warm_up
 
 TOLERANCE = 2e-6
 BATCHES = {
@@ -119,6 +120,13 @@ def test_a_sequence_may_pass_as_a_decode_or_not(ragged: Any) -> None:
     as_chunks = type(batch)(*batch.tensors, num_decodes=0)
     assert error(batch) < TOLERANCE
     assert error(as_chunks) < TOLERANCE
+
+
+def test_warm_up_runs_on_a_pool_of_garbage_and_leaves_it_alone(ragged: Any) -> None:
+    batch = ragged([1, 1], [3, 3], SMALL)
+    before = batch.k_cache.clone()
+    assert len(list(warm_up(batch.q, batch.k_cache, batch.v_cache, window=8, sinks=torch.zeros(2)))) == 3
+    assert torch.equal(batch.k_cache.nan_to_num(7.0), before.nan_to_num(7.0))
 
 
 def test_large_scores_do_not_overflow(ragged: Any) -> None:
