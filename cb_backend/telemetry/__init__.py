@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .context import phase, request_context, with_caller
+from .logs import follow_bentoml
 
 if TYPE_CHECKING:
     from .setup import Telemetry, offline, service
 
-__all__ = ["Telemetry", "offline", "phase", "request_context", "service", "with_caller"]
+__all__ = ["Telemetry", "follow_bentoml", "offline", "phase", "request_context", "service", "with_caller"]
 
 
 def __getattr__(name: str) -> Any:

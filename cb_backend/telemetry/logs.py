@@ -15,6 +15,18 @@ from .summary import RequestSummary
 logger = logging.getLogger("cb_backend.request")
 
 
+def follow_bentoml() -> None:
+    """Lets what the engine says at INFO through, as far as BentoML's own lines are let through.
+
+    BentoML opens only its own loggers at INFO and switches loggers off that exist before it configures them. A level
+    that the operator gave `cb_backend` stays.
+    """
+    package = logging.getLogger("cb_backend")
+    package.disabled = logger.disabled = False
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.getLogger("bentoml").level)
+
+
 def logs_prompts() -> bool:
     return os.environ.get("CB_LOG_PROMPTS", "").strip().lower() in ("1", "true")
 

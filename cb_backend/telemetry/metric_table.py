@@ -111,7 +111,7 @@ METRICS: tuple[Metric, ...] = (
         "cb_preemptions_total", "counter", "preemptions", ("model", "mode"), "Preemptions by mode (swap, recompute)."
     ),
     Metric("cb_swapped_bytes_total", "counter", "bytes", ("model",), "KV bytes copied to host memory by preemptions."),
-    Metric("cb_steps_total", "counter", "steps", ("model",), "Forward passes planned."),
+    Metric("cb_steps_total", "counter", "steps", ("model",), "Steps that ran, failed ones included."),
     Metric(
         "cb_step_seconds",
         "histogram",

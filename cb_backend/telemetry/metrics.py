@@ -35,7 +35,6 @@ _COUNTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("cb_preemptions_total", ("swap",), "preemptions_swap"),
     ("cb_preemptions_total", ("recompute",), "preemptions_recompute"),
     ("cb_swapped_bytes_total", (), "swapped_bytes"),
-    ("cb_steps_total", (), "steps"),
 )
 
 _process_families: dict[str, Any] = {}
@@ -62,6 +61,7 @@ class Metrics:
         self._refusals = Bounded(MAX_REFUSAL_REASONS)
         self._seen: dict[str, float] = {}
         self._counted = [(self._of(name, *labels), key) for name, labels, key in _COUNTED]
+        self._steps = self._of("cb_steps_total")
         self._step_seconds = self._of("cb_step_seconds")
         self._step_sequences = self._of("cb_step_sequences")
         self._step_tokens = self._of("cb_step_tokens")
@@ -76,6 +76,7 @@ class Metrics:
         self.refresh(stats)
 
     def step(self, plan: StepPlan, seconds: float, error: str | None) -> None:
+        self._steps.inc()
         self._step_seconds.observe(seconds)
         self._step_sequences.observe(len(plan.assignments))
         self._step_tokens.observe(plan.num_tokens)

@@ -19,8 +19,8 @@ from ..request import Request, StepPlan, TokenDelta
 from .chunks import drop_chunk_spans
 from .context import captures_content
 from .forecast import ForecastError
+from .logs import follow_bentoml, logs_prompts
 from .logs import logger as request_logger
-from .logs import logs_prompts
 from .recorder import Recorder
 from .reporter import Reporter
 from .summary import Summaries
@@ -72,6 +72,7 @@ def service(parts: Parts) -> Telemetry:
     """For an engine in a BentoML worker: BentoML's tracer provider without its chunk spans, metrics, log lines."""
     from .metrics import Metrics
 
+    follow_bentoml()
     provider = bentoml_provider()
     drop_chunk_spans(provider)
     return _observe(parts, provider, Metrics(parts.model_name, parts.stats()), log=True)

@@ -99,10 +99,13 @@ def test_every_alert_and_rule_is_unit_tested():
     assert [rule["alert"] for rule in rules("alert_rules.yml") if f"alertname: {rule['alert']}" not in tests] == []
 
 
-def test_bentoml_accepts_the_tracing_configuration():
+@pytest.mark.parametrize("version", [1, 2])
+def test_bentoml_accepts_the_tracing_configuration(version):
+    """It reads the file at import by version 1 of its schema, and for the service by version 2."""
     from bentoml._internal.configuration.containers import BentoMLConfiguration
 
-    configuration = BentoMLConfiguration(override_config_file=str(OTEL / "bentoml-tracing.yaml"), use_version=2)
+    file = str(OTEL / "bentoml-tracing.yaml")
+    configuration = BentoMLConfiguration(override_config_file=file, use_version=version)
     tracing = configuration.to_dict()["services"]["tracing"]
     assert tracing["sample_rate"] == 1.0
     assert tracing["otlp"]["endpoint"].endswith("/v1/traces")

@@ -8,7 +8,7 @@ import logging
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from cb_backend.telemetry.logs import line, log_request, logs_prompts
+from cb_backend.telemetry.logs import follow_bentoml, line, log_request, logs_prompts
 from cb_backend.telemetry.summary import RequestSummary, Summaries
 from cb_backend.telemetry.tracing import Tracing
 from tests.telemetry.scripted_engine import ScriptedEngine
@@ -91,3 +91,16 @@ def test_a_line_break_in_an_id_stays_inside_the_line(caplog):
     with caplog.at_level(logging.INFO, "cb_backend.request"):
         log_request(kept[0])
     assert "\n" not in caplog.records[0].message
+
+
+def test_in_a_service_info_lines_pass_where_bentomls_own_do(monkeypatch):
+    package, request = logging.getLogger("cb_backend"), logging.getLogger("cb_backend.request")
+    monkeypatch.setattr(package, "level", logging.NOTSET)
+    monkeypatch.setattr(request, "disabled", True)  # what logging.config does to loggers that exist already
+    monkeypatch.setattr(logging.getLogger("bentoml"), "level", logging.INFO)
+    follow_bentoml()
+    assert request.isEnabledFor(logging.INFO) and not request.isEnabledFor(logging.DEBUG)
+    package.setLevel(logging.ERROR)
+    follow_bentoml()
+    assert package.level == logging.ERROR
+    package.setLevel(logging.NOTSET)

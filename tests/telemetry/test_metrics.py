@@ -207,9 +207,9 @@ def test_classes_are_bounded_and_escaped():
 def test_a_count_that_went_back_never_lowers_a_counter():
     measured = Measured()
     stats = dict(measured.engine.stats())
-    for steps in (5, 3, 4):
-        measured.metrics.refresh({**stats, "steps": steps, "kv_blocks_free": -1})
-    assert measured.value("cb_steps_total") == 6
+    for tokens in (5, 3, 4):
+        measured.metrics.refresh({**stats, "generated_tokens": tokens, "kv_blocks_free": -1})
+    assert measured.value("cb_tokens_total", kind="generated") == 6
     assert measured.value("cb_kv_blocks", state="free") == 0
 
 
@@ -221,7 +221,7 @@ from tests.telemetry.scripted_engine import ScriptedEngine
 from cb_backend.telemetry.metrics import Metrics
 stats = ScriptedEngine().stats()
 metrics = Metrics("tiny", stats)
-metrics.refresh({**stats, "running": int(sys.argv[1]), "steps": 10})
+metrics.refresh({**stats, "running": int(sys.argv[1]), "generated_tokens": 10})
 """
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     for running in ("7", "2"):
@@ -235,7 +235,7 @@ metrics.refresh({**stats, "running": int(sys.argv[1]), "steps": 10})
         'cb_requests_running{model="tiny"} 2.0',
         'vllm:num_requests_running{model_name="tiny"} 2.0',
     ]
-    assert 'cb_steps_total{model="tiny"} 20.0' in text
+    assert 'cb_tokens_total{kind="generated",model="tiny"} 20.0' in text
 
 
 def test_importing_the_package_leaves_prometheus_client_alone():
