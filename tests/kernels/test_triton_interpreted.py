@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "interpreted"
-MINIMUM_CASES = 250
+MINIMUM_CASES = 330
 
 
 def test_kernels_equal_their_references_under_the_interpreter() -> None:

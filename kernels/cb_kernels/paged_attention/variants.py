@@ -37,7 +37,6 @@ class Shape:
 
 SHAPES = (
     Shape("llama-8b", 32, 8, 128),
-    Shape("llama-8b block 16", 32, 8, 128, block_size=16),
     Shape("llama-8b fp8 kv", 32, 8, 128, kv_dtype="fp8"),
     Shape("llama-8b f32", 32, 8, 128, dtype="f32"),
     Shape("smollm2-135m", 9, 3, 64),
@@ -45,12 +44,12 @@ SHAPES = (
     Shape("gpt-oss", 64, 8, 64, window=True, sinks=True),
     Shape("gemma-2", 16, 8, 256, window=True, softcap=True),
     Shape("gemma-3 f32", 8, 4, 256, dtype="f32"),
-    Shape("phi-2", 32, 32, 80),
+    Shape("phi-2 block 16", 32, 32, 80, block_size=16),
     Shape("head dim 32", 16, 4, 32),
     Shape("head dim 32 f32", 16, 4, 32, dtype="f32"),
 )
 # Large decode batches do not split their keys; the loops are the same, so a few shapes stand for all.
-WHOLE_DECODES = ("llama-8b", "smollm2-135m", "gemma-2")
+WHOLE_DECODES = ("llama-8b", "gemma-2")
 
 
 def variants(target: str) -> Iterator[Variant]:

@@ -165,7 +165,7 @@ def sample_kernel(
     bottom = tl.min(least, 0)
     floor = bottom
 
-    top_k = tl.load(top_k_ptr + row)
+    top_k = tl.where(greedy, 0, tl.load(top_k_ptr + row))
     if (top_k > 0) & (top_k < vocab) & (bottom < top):
         # Invariant: count(>= low) >= top_k > count(>= high).
         low = _ordered(bottom)
@@ -181,7 +181,7 @@ def sample_kernel(
                 high = middle
         floor = tl.maximum(floor, _unordered(low))
 
-    top_p = tl.load(top_p_ptr + row)
+    top_p = tl.where(greedy, 1.0, tl.load(top_p_ptr + row))
     if (top_p < 1.0) & (floor < top):
         count, total = _count_and_mass(row_ptr, vocab, temperature, top, floor, CHUNK)
         wanted = total * top_p

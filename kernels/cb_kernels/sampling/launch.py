@@ -11,6 +11,7 @@ from cb_kernels.sampling.kernel import adjust_logits_kernel, sample_kernel
 ADJUST_CHUNK = 256
 SAMPLE_CHUNK = 4096
 SAMPLE_WARPS = 8
+SAMPLE_STAGES = 3
 
 
 def adjust_logits(
@@ -81,7 +82,7 @@ def sample(
         # Fused multiply-adds would change the noise's bits.
         sample_kernel[(rows,)](
             out, logits, logits.stride(0), vocab, temperature, top_k, top_p, min_p, seeds, positions,
-            CHUNK=SAMPLE_CHUNK, num_warps=SAMPLE_WARPS, enable_fp_fusion=False,
+            CHUNK=SAMPLE_CHUNK, num_warps=SAMPLE_WARPS, num_stages=SAMPLE_STAGES, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cb_kernels.compiled import Variant
 from cb_kernels.sampling.kernel import adjust_logits_kernel, gumbel_kernel, sample_kernel
-from cb_kernels.sampling.launch import ADJUST_CHUNK, SAMPLE_CHUNK, SAMPLE_WARPS
+from cb_kernels.sampling.launch import ADJUST_CHUNK, SAMPLE_CHUNK, SAMPLE_STAGES, SAMPLE_WARPS
 
 
 def variants(target: str) -> Iterator[Variant]:
@@ -30,7 +30,7 @@ def variants(target: str) -> Iterator[Variant]:
         constants={"CHUNK": SAMPLE_CHUNK},
         aligned=frozenset({"logits_ptr", "row_stride", "vocab"}),
         num_warps=SAMPLE_WARPS,
-        num_stages=2,
+        num_stages=SAMPLE_STAGES,
         fp_fusion=False,
     )
     yield Variant(
