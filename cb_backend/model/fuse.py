@@ -43,7 +43,7 @@ def fuse_model(model: PreTrainedModel, library: Library) -> int:
     """
     fused = 0
     for layer in getattr(model.base_model, "layers", ()):
-        if _recognized(layer):
+        if _recognized(layer) and not isinstance(layer.forward, _FusedLayer):
             layer.forward = _FusedLayer(layer, library)
             fused += 1
     if fused:
