@@ -257,9 +257,11 @@ def attend_all(
     run: Run, made: Sequence[Paged], decodes: int, config: LaunchConfig | None
 ) -> list[Callable[[], object]]:
     """One call per batch, into preallocated output and workspace as a captured graph needs."""
-    num_rows, num_heads, head_dim = made[0].q.shape
+    _, num_heads, head_dim = made[0].q.shape
     out = torch.empty_like(made[0].q)
-    workspace = torch.empty(workspace_size(num_rows, num_heads, head_dim) if decodes else 1, device=run.device)
+    num_kv_heads = made[0].k_cache.shape[1]
+    size = workspace_size(decodes, num_heads, num_kv_heads, head_dim, run.device)
+    workspace = torch.empty(size, device=run.device)
 
     def call(one: Paged) -> Callable[[], object]:
         return lambda: paged_attention(

@@ -104,7 +104,7 @@ def paged_attention(
             )
         partial, lse = out, out
         if splits > 1:
-            partial, lse = _partials(workspace, q, splits, padded_dim)
+            partial, lse = _partials(workspace, q.device, (last - first) * num_heads * splits, padded_dim)
         block_q = chosen.block_m // group
         grid_blocks = grid_rows if decode else grid_rows // block_q + (last - first)
         tables, lens, firsts = block_tables[first:last], seq_lens[first:last], cu_seqlens[first : last + 1]
@@ -136,19 +136,23 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def workspace_size(num_rows: int, num_heads: int, head_dim: int) -> int:
-    """Float32 elements that split keys of `num_rows` decode rows need at most."""
-    return num_rows * num_heads * MAX_SPLITS * (padded_head_dim(head_dim) + 1)
+def workspace_size(max_decodes: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> int:
+    """Float32 elements that the partials of up to `max_decodes` decode sequences need: a few MiB, however many.
+
+    `split_count` stops at the power of two at or above programs / (sequences * K/V heads), and at 1 once the sequences
+    alone fill the device; so sequences * K/V heads * splits stays below four times the programs.
+    """
+    at_most = 4 * TARGETS[_device_target(device)].programs * (num_heads // num_kv_heads)
+    return min(max_decodes * num_heads * MAX_SPLITS, at_most) * (padded_head_dim(head_dim) + 1)
 
 
-def _partials(workspace: Tensor | None, q: Tensor, splits: int, padded_dim: int) -> tuple[Tensor, Tensor]:
-    cells = q.shape[0] * q.shape[1] * splits
+def _partials(workspace: Tensor | None, device: torch.device, cells: int, padded_dim: int) -> tuple[Tensor, Tensor]:
     need = cells * (padded_dim + 1)
     if workspace is None:
-        workspace = torch.empty(need, dtype=torch.float32, device=q.device)
+        workspace = torch.empty(need, dtype=torch.float32, device=device)
     if workspace.dtype != torch.float32 or workspace.numel() < need:
         raise ValueError(
-            f"workspace must be float32 with at least {need} elements for {splits} splits, got {workspace.dtype} "
+            f"workspace must be float32 with at least {need} elements for this batch, got {workspace.dtype} "
             f"with {workspace.numel()}; size it with workspace_size()"
         )
     return workspace[: cells * padded_dim], workspace[cells * padded_dim : need]

@@ -89,7 +89,7 @@ class Launches:
 def test_launches_do_not_depend_on_data(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q, *rest = padded(batch, 8, 1)
     out = torch.empty_like(q)
-    workspace = torch.empty(workspace_size(8, *q.shape[1:]))
+    workspace = torch.empty(workspace_size(8, 2, 1, 64, q.device))
     traces = []
     for lengths in ([6, 71, 121, 1, 1, 1, 1, 1], [90, 1, 1, 0, 0, 0, 0, 0]):
         rest[3].copy_(torch.tensor(lengths))
@@ -108,9 +108,32 @@ def test_launches_do_not_depend_on_data(batch: Any, monkeypatch: pytest.MonkeyPa
 def test_a_replayed_workspace_needs_no_clearing(batch: Any) -> None:
     """Splits without keys must not let what an earlier step left in the workspace through."""
     q, *rest = batch.tensors
-    workspace = torch.full((workspace_size(3, *q.shape[1:]),), float("nan"))
+    workspace = torch.full((workspace_size(3, 2, 1, 64, q.device),), float("nan"))
     arguments = {"scale": SCALE, "num_decodes": 3, "num_splits": 8}
     dirty = paged_attention(q, *rest[:2], torch.empty_like(q), *rest[2:], workspace=workspace, **arguments)
     clean = paged_attention(q, *rest[:2], torch.empty_like(q), *rest[2:], **arguments)
     assert torch.isfinite(dirty).all()
     assert torch.equal(dirty, clean)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(32, 8), (9, 3), (64, 8), (16, 1)])
+def test_the_workspace_holds_the_partials_of_every_batch(
+    heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 600 decodes of up to 4,096 keys; the launcher itself refuses a workspace that is too small."""
+    launches = Launches()
+    monkeypatch.setattr(launch_module, "paged_attention_kernel", launches)
+    monkeypatch.setattr(launch_module, "combine_splits_kernel", launches)
+    cache = torch.empty(1, kv_heads, 32, 64)
+    workspace = torch.empty(workspace_size(600, heads, kv_heads, 64, cache.device))
+    assert workspace.nbytes < 16 * 2**20
+    for size in [*range(1, 140), 200, 300, 528, 529, 600]:
+        q = torch.empty(size, heads, 64)
+        tables = torch.zeros(size, 128, dtype=torch.int32)
+        counts = torch.zeros(size + 1, dtype=torch.int32)
+        paged_attention(
+            q, cache, cache, q, tables, counts[:-1], counts, scale=1.0, num_decodes=size, workspace=workspace
+        )
+    grids = [grid for grid, *_ in launches.seen]
+    assert (1, kv_heads, 32) in grids
+    assert (600, kv_heads, 1) in grids
