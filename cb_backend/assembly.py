@@ -20,8 +20,9 @@ from .kv.blocks import BlockPool, HostPool
 from .kv.storage import KVStorage
 from .limits import Limits
 from .memory import plan_memory, usable_cores
-from .model.backends import choose_backend
+from .model.backends import NativeAttention, choose_backend
 from .model.executor import Executor
+from .model.fuse import fuse_model
 from .model.loader import LoadedModel, ModelError, load_model
 from .request import Constraint, RequestError, SamplingParams
 from .scheduling.admission import Admission
@@ -89,7 +90,29 @@ class Parts:
     def check_deadline(
         self, deadline: float | None, now: float, prompt_len: int, max_tokens: int, request_class: str
     ) -> None:
-        """Refuses what the forecast says cannot be done in time (`admission.refuse_late`)."""
+        """Refuses what the forecast says cannot be done in time.
+
+        Raises:
+            RequestError: with `admission.refuse_late`, the soonest possible end is after the deadline.
+        """
+        if deadline is None or not self.config.admission.refuse_late:
+            return
+        soonest = self.admission.seconds_until_finish(
+            prompt_len,
+            max_tokens,
+            request_class,
+            self.core.scheduler.num_waiting,
+            self.core.seconds_per_step,
+            self.config.max_num_batched_tokens,
+        )
+        if now + soonest > deadline:
+            raise RequestError(
+                f"'timeout': {deadline - now:.1f} s cannot be kept, the soonest end is in {soonest:.1f} s",
+                param="timeout",
+                status=503,
+                code="deadline_unreachable",
+                retry_after=max(1.0, soonest),
+            )
 
     def compile_constraint(self, params: SamplingParams) -> Constraint | None:
         """What `response_format` asks for; may take a moment the first time, so not on an event loop.
@@ -104,7 +127,8 @@ class Parts:
         return self.grammar.compile(params.response_format)
 
     def seconds_until_start(self, waiting: int) -> float:
-        return waiting * max(self.core.seconds_per_step, 0.01)
+        """When a request behind `waiting` others may begin, by the forecast: for Retry-After."""
+        return self.admission.seconds_until_start(waiting, self.core.seconds_per_step)
 
     def save_state(self) -> None:
         """Keeps what was learnt, for the next start."""
@@ -163,13 +187,15 @@ def build(config: EngineConfig) -> Parts:
         loaded.geometry, memory.num_blocks, config.block_size, memory.num_host_blocks, loaded.dtype, loaded.device
     )
     backend = choose_backend(config, loaded)
+    if isinstance(backend, NativeAttention):
+        fuse_model(loaded.model, backend.library)
     executor = Executor(loaded.model, storage, backend)
     pool = BlockPool(memory.num_blocks, config.block_size, config.enable_prefix_caching)
     host = HostPool(memory.num_host_blocks)
     curves = LengthCurves()
     if config.admission.curves_file:
         curves.load(Path(config.admission.curves_file))
-    admission = Admission(config.admission, memory.num_blocks, config.block_size, curves)
+    admission = Admission(config.admission, memory.num_blocks, config.block_size, curves, pool)
     preemption = Preemption(pool, host, config.preemption, executor.measure_costs())
     scheduler = Scheduler(
         pool,

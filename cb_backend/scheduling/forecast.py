@@ -68,7 +68,7 @@ def choose_horizons(typical: float, left: Ints) -> Ints:
     Around the typical remaining length they are 12 % apart, where the use is flat; the ends of what max_tokens allows
     (`left`), where it may fall at once, are looked at themselves, up to nine of them.
     """
-    end = int(left.max()) if len(left) else 1
+    end = max(1, int(left.max())) if len(left) else 1  # "now" is always looked at
     caps = np.quantile(left, _CAPS, method="lower") - 1 if len(left) else np.zeros(1)
     all_of_them = np.concatenate([[0], _FINE * typical, _COARSE * typical, caps]).astype(np.int64)
     return np.unique(all_of_them[(all_of_them >= 0) & (all_of_them < end)])

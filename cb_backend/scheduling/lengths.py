@@ -117,6 +117,8 @@ class LengthCurves:
         self._survival = np.ones((rows, _POINTS), dtype=np.float32)  # P(length > point)
         self._beyond = np.zeros((rows, _POINTS), dtype=np.float32)  # effective observations beyond the point
         self._age = np.zeros(rows, dtype=np.int64)  # calls of `include_running` since the row's tables were made
+        # Rows and points of the running requests, as of the last `include_running`.
+        self._running = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int16)
 
     @property
     def num_classes(self) -> int:
@@ -195,22 +197,22 @@ class LengthCurves:
         """
         if len(rows) and rows.min() < 0:
             rows, generated = rows[rows >= 0], generated[rows >= 0]
+        self._running = rows, points_below(generated)
         present = np.unique(np.append(rows, 0))
         self._age[present] += 1
         due = [int(row) for row in present if self._is_due(int(row)) or self._age[row] >= every]
         due.sort(key=lambda row: (row != 0, -self._age[row], row))
-        points = points_below(generated) if due else None
         for row in due[:most]:
-            self._build(row, points if row == 0 or points is None else points[rows == row])
+            self._build(row)
 
     def _is_due(self, row: int) -> bool:
         return bool(self._stale[row] * 64 > self._beyond[row, 0])
 
-    def _build(self, row: int, running: npt.NDArray[Any] | None = None) -> None:
+    def _build(self, row: int) -> None:
         ended = self._ended[row] / self._unit[row]
         known = ended + self._cut[row] / self._unit[row]
-        if running is not None and len(running):
-            known += np.bincount(running, minlength=_POINTS)
+        rows, points = self._running
+        known += np.bincount(points if row == 0 else points[rows == row], minlength=_POINTS)
         at_risk = np.cumsum(known[::-1])[::-1]
         hazard = np.divide(ended, at_risk, out=np.zeros(_POINTS), where=ended > 0)
         self._survival[row] = np.cumprod(1.0 - np.minimum(hazard, 1.0))

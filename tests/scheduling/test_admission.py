@@ -337,3 +337,8 @@ def test_the_scheduler_runs_with_each_policy():
                 break
             step(scheduler)
         assert not scheduler.has_work
+
+
+def test_scoring_requests_that_generate_nothing_can_be_forecast():
+    scoring = running(max_tokens=0)
+    assert admits(make_admission(lengths=[5] * 20), [scoring], running("next", max_tokens=0))

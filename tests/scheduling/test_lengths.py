@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cb_backend.request import RequestError
 from cb_backend.scheduling.lengths import (
@@ -102,6 +104,15 @@ def test_running_requests_are_not_observed_twice():
     assert basis[0] == 2.0
 
 
+def test_a_question_between_two_steps_keeps_the_running_requests():
+    # 1 of 4 that got to 2 tokens ended there; asking brings the new observation in and forgets nobody.
+    curves = LengthCurves(FOREVER)
+    curves.include_running(np.zeros(3, dtype=np.int64), np.array([7, 7, 7]))
+    curves.observe("", 2, True)
+    mean = 2 + 0.75 * 98
+    assert curves.remaining("", 0, 100).mean == pytest.approx(prior_mixed(mean, 4, otherwise=100.0))
+
+
 def test_mean_and_variance_by_hand():
     curves = curves_of(*(("", length, True) for length in (1, 2, 2, 4)))
     # Known outputs have mean 9/4 and mean square 25/4; one part in five is the prior: 10 tokens for sure.
@@ -121,6 +132,40 @@ def test_mean_equals_the_sum_of_survival_above_the_exact_range():
     curves = curves_of(*(("", int(n), True) for n in rng.geometric(1 / 300, 400)))
     total = sum(survival(curves, 150, list(range(1850))))
     assert curves.remaining("", 150, 2000).mean == pytest.approx(total, rel=1e-4)
+
+
+def product_limit(outputs: list[tuple[int, bool]], generated: int, until: int) -> float:
+    """P(length > until | length > generated), one length at a time; 0 if nobody is left."""
+    alive = 1.0
+    for length in range(generated + 1, until + 1):
+        at_risk = sum(1 for n, _ended in outputs if n >= length)
+        ends = sum(1 for n, ended in outputs if n == length and ended)
+        alive *= 1 - ends / at_risk if at_risk else 1.0
+    return alive
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    outputs=st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=30),
+    running=st.lists(st.integers(0, 45), max_size=8),
+    generated=st.integers(0, 45),
+    left=st.integers(1, 30),
+)
+def test_the_tables_equal_the_product_limit_one_length_at_a_time(outputs, running, generated, left):
+    curves = curves_of(*(("", length, ended) for length, ended in outputs))
+    curves.include_running(np.zeros(len(running), dtype=np.int64), np.array(running, dtype=np.int64), every=1)
+    everybody = outputs + [(length, False) for length in running]
+    seen = sum(1 for length, _ended in everybody if length > generated)
+    expected = [prior_mixed(product_limit(everybody, generated, generated + t), seen) for t in range(left)]
+    zero = np.zeros(1, dtype=np.int64)
+    alive, basis = curves.survival(zero, np.array([generated]), np.arange(left))
+    assert basis[0] == seen
+    assert alive[0].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    mean = sum(expected)
+    variance = sum((2 * t + 1) * chance for t, chance in enumerate(expected)) - mean**2
+    remaining = curves.remaining("", generated, generated + left)
+    assert remaining.mean == pytest.approx(mean, rel=1e-4)
+    assert remaining.variance == pytest.approx(variance, rel=1e-3, abs=1e-2)
 
 
 def test_the_nothing_left_case():
