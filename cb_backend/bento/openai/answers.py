@@ -1,0 +1,207 @@
+"""Engine outputs to OpenAI's response bodies and stream events, for completions and for chat.
+
+An event is `data: `, one line of JSON, and an empty line. What is equal in all events of a stream is encoded once.
+Choices are numbered prompt by prompt: choice `p * n + i` is the i-th of prompt p.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from ...request import Logprob, RequestOutput, SamplingParams
+from ...text.detokenizer import decoder_of
+from .logprobs import CompletionLogprobs, TokenTexts, chat_logprobs
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class Answer:
+    """What is common to both routes. One object per HTTP request; it remembers what was sent of each choice."""
+
+    OBJECT = ""
+    CHUNK = ""
+
+    def __init__(self, ident: str, model: str, params: SamplingParams, tokens: TokenTexts | None, with_usage: bool):
+        self._head = {"id": ident, "created": int(time.time()), "model": model}
+        self._n = params.n
+        self._tokens = tokens if params.logprobs is not None else None
+        self._with_usage = with_usage
+        self._last: dict[int, RequestOutput] = {}
+        opened = orjson.dumps({"id": ident, "object": self.CHUNK, **{k: self._head[k] for k in ("created", "model")}})
+        self._open = b"data: " + opened[:-1] + b',"choices":[{"index":'
+        self._close = b"}]" + (b',"usage":null' if with_usage else b"") + b"}\n\n"
+
+    def events(self, choice: int, output: RequestOutput) -> bytes:
+        """The events that `output` adds to the stream; may be empty."""
+        first = choice not in self._last
+        self._last[choice] = output
+        return self._events(choice, output, first)
+
+    def last_events(self) -> bytes:
+        if not self._with_usage:
+            return DONE
+        chunk = {**self._head, "object": self.CHUNK, "choices": [], "usage": self.usage()}
+        return event(chunk) + DONE
+
+    def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
+        """The whole answer, from the last output of each choice."""
+        self._last = dict(outputs)
+        choices = [self._choice(choice, outputs[choice]) for choice in sorted(outputs)]
+        return orjson.dumps({**self._head, "object": self.OBJECT, "choices": choices, "usage": self.usage()})
+
+    def usage(self) -> dict[str, Any]:
+        # The choices of one prompt share it: it counts once.
+        prompts = [output.usage for choice, output in self._last.items() if choice % self._n == 0]
+        prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+        completion_tokens = sum(output.usage.completion_tokens for output in self._last.values())
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
+        }
+
+    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
+        raise NotImplementedError
+
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _event(self, choice: int, content: bytes, logprobs: bytes, output: RequestOutput) -> bytes:
+        ending = b"null" if output.finish_reason is None else orjson.dumps(finish_reason(output))
+        if output.stop_reason is not None:
+            ending += b',"stop_reason":' + orjson.dumps(output.stop_reason)
+        parts = (
+            self._open,
+            b"%d," % choice,
+            content,
+            b',"logprobs":',
+            logprobs,
+            b',"finish_reason":',
+            ending,
+            self._close,
+        )
+        return b"".join(parts)
+
+
+class ChatAnswer(Answer):
+    OBJECT = "chat.completion"
+    CHUNK = "chat.completion.chunk"
+
+    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
+        delta = output.delta
+        text = "" if delta is None else delta.text
+        news = delta.logprobs if self._tokens is not None and delta is not None else None
+        role = b""
+        if first:
+            head = b'"delta":{"role":"assistant","content":""}'
+            parts = (self._open, b"%d," % choice, head, b',"logprobs":null,"finish_reason":null', self._close)
+            role = b"".join(parts)
+        if not text and not news and output.finish_reason is None:
+            return role
+        content = b'"delta":{"content":' + orjson.dumps(text) + b"}" if text or news else b'"delta":{}'
+        return role + self._event(choice, content, self._logprobs(news), output)
+
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        logprobs = None
+        if self._tokens is not None:
+            logprobs = chat_logprobs(self._tokens, output.logprobs or ())
+        return {
+            "index": choice,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(output),
+            "stop_reason": output.stop_reason,
+        }
+
+    def _logprobs(self, news: Sequence[Logprob] | None) -> bytes:
+        return b"null" if not news or self._tokens is None else orjson.dumps(chat_logprobs(self._tokens, news))
+
+
+class CompletionAnswer(Answer):
+    """`echo`: the prompts, to be repeated before their completions."""
+
+    OBJECT = "text_completion"
+    CHUNK = "text_completion"
+
+    def __init__(
+        self,
+        ident: str,
+        model: str,
+        params: SamplingParams,
+        tokens: TokenTexts | None,
+        with_usage: bool,
+        echo: Sequence[str | Sequence[int]] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__(ident, model, params, tokens, with_usage)
+        self._echo = echo
+        self._tokenizer = tokenizer
+        self._pieces: dict[int, CompletionLogprobs] = {}
+        self._prompt_logprobs: dict[int, Sequence[Logprob | None]] = {}
+
+    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
+        delta = output.delta
+        text = "" if delta is None else delta.text
+        ids: Sequence[int] = () if delta is None else delta.token_ids
+        values: Sequence[Logprob | None] = () if delta is None else (delta.logprobs or ())
+        if first and self._echo is not None:
+            text = self._prompt_text(choice) + text
+            prompt_ids, prompt_values = self._scored_prompt(choice, output)
+            ids, values = (*prompt_ids, *ids), (*prompt_values, *values)
+        logprobs = b"null"
+        if self._tokens is not None and values:
+            logprobs = orjson.dumps(self._piece(self._tokens, choice, ids, values))
+        elif not text and output.finish_reason is None:
+            return b""
+        return self._event(choice, b'"text":' + orjson.dumps(text), logprobs, output)
+
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        text, ids, values = output.text, output.token_ids, output.logprobs or ()
+        prompt_values: Sequence[Logprob | None] = ()
+        prompt_ids: Sequence[int] = ()
+        if self._echo is not None:
+            text = self._prompt_text(choice) + text
+            prompt_ids, prompt_values = self._scored_prompt(choice, output)
+        logprobs = None
+        if self._tokens is not None:
+            logprobs = self._piece(self._tokens, choice, (*prompt_ids, *ids), (*prompt_values, *values))
+        return {
+            "index": choice,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(output),
+            "stop_reason": output.stop_reason,
+        }
+
+    def _piece(
+        self, tokens: TokenTexts, choice: int, ids: Sequence[int], values: Sequence[Logprob | None]
+    ) -> dict[str, Any]:
+        return self._pieces.setdefault(choice, CompletionLogprobs(tokens)).piece(ids, values)
+
+    def _prompt_text(self, choice: int) -> str:
+        prompt = self._echo[choice // self._n] if self._echo is not None else ""
+        if isinstance(prompt, str):
+            return prompt
+        return "" if self._tokenizer is None else decoder_of(self._tokenizer, False)(list(prompt))
+
+    def _scored_prompt(self, choice: int, output: RequestOutput) -> tuple[Sequence[int], Sequence[Logprob | None]]:
+        """Ids and values of the prompt; nothing if no log-probabilities were asked for."""
+        prompt = choice // self._n
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        values = self._prompt_logprobs.get(prompt)
+        return ((), ()) if values is None else (output.prompt_token_ids, values)
+
+
+def finish_reason(output: RequestOutput) -> str | None:
+    """OpenAI's word: a request that its own timeout cut short is as incomplete as one that its length did."""
+    return "length" if output.finish_reason == "timeout" else output.finish_reason

@@ -1,0 +1,238 @@
+"""The OpenAI routes as a Starlette app, to mount on a BentoML service (or anywhere) under `/v1`.
+
+    @bentoml.asgi_app(cb_backend.openai_app(), path="/v1")
+    @bentoml.service
+    class LLM(cb_backend.ContinuousBatching): ...
+
+`GET /models`, `GET /models/{id}`, `POST /completions`, `POST /chat/completions`. A client that leaves, before or after
+the first token, ends its request in the engine. A failure before the first byte has a status of its own; one after it
+is an `error` event, and `[DONE]` does not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Callable, MutableMapping
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from opentelemetry import trace
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ...request import RequestError, SamplingParams
+from ...telemetry import request_context
+from ...telemetry.semconv import CHAT, TEXT_COMPLETION
+from .answers import ChatAnswer, CompletionAnswer
+from .connection import read_json, while_connected
+from .errors import ClientLeft, GenerationFailed, error_response
+from .generation import Job, answer
+from .logprobs import TokenTexts
+from .protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .stream import Reply
+
+logger = logging.getLogger("cb_backend")
+
+MAX_BODY_BYTES = 8 * 2**20
+# A chat of more bytes than this is rendered and tokenized off the event loop.
+_RENDER_INLINE = 20_000
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+FindEngine = Callable[[], Any]
+R = TypeVar("R", bound=GenerationRequest)
+
+
+def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
+    """The app.
+
+    Args:
+        engine: default: the engine of the BentoML service that the app is mounted on.
+        max_body_bytes: a larger body is refused with 413.
+    """
+    find = _find_in_service if engine is None else lambda: engine
+    models = _Models(find)
+    completions = _Completions(find, max_body_bytes)
+    return Starlette(
+        routes=[
+            Route("/models", models.list),
+            Route("/models/{model:path}", models.retrieve),
+            Route("/completions", completions, methods=["POST"]),
+            Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _http_exception},
+    )
+
+
+def _find_in_service() -> Any:
+    """The engine of the service in this process.
+
+    Raises:
+        RequestError: 503 until it is there.
+    """
+    import bentoml
+
+    service = bentoml.get_current_service()
+    engine = None if service is None else service.engine
+    if engine is None or not engine.is_ready:
+        failure = getattr(service, "load_error", None)
+        raise RequestError(
+            f"the model could not be loaded: {failure}" if failure else "the model is not loaded yet; try again soon",
+            status=503,
+            code="not_ready",
+            retry_after=5.0,
+        )
+    return engine
+
+
+def _ready(find: FindEngine) -> Any:
+    engine = find()
+    if not engine.is_ready:
+        raise RequestError("the engine is not running", status=503, code="not_ready", retry_after=5.0)
+    return engine
+
+
+class _Models:
+    def __init__(self, find: FindEngine) -> None:
+        self._find = find
+
+    async def list(self, request: Request) -> Response:
+        try:
+            return JSONResponse({"object": "list", "data": [_model_card(_ready(self._find))]})
+        except RequestError as error:
+            return error_response(error, {})
+
+    async def retrieve(self, request: Request) -> Response:
+        try:
+            engine = _ready(self._find)
+            _check_model(engine, request.path_params["model"])
+            return JSONResponse(_model_card(engine))
+        except RequestError as error:
+            return error_response(error, {})
+
+
+def _model_card(engine: Any) -> dict[str, Any]:
+    return {
+        "id": engine.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "cb_backend",
+        "max_model_len": engine.max_model_len,
+    }
+
+
+def _check_model(engine: Any, model: str) -> None:
+    if model != engine.model_name:
+        raise RequestError(
+            f"'model': {model[:200]!r} is not served here; '{engine.model_name}' is",
+            param="model",
+            status=404,
+            code="model_not_found",
+        )
+
+
+class _GenerationRoute(Generic[R]):
+    """One POST route, as an ASGI app: read, check, generate, answer."""
+
+    PARSER: type[R]
+    PREFIX = ""
+
+    def __init__(self, find: FindEngine, max_body_bytes: int) -> None:
+        self._find = find
+        self._max_body_bytes = max_body_bytes
+        self._texts: WeakKeyDictionary[Any, TokenTexts] = WeakKeyDictionary()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        wanted = request.headers.get("x-request-id", "")
+        request_id = wanted if _SAFE_ID.fullmatch(wanted) else uuid.uuid4().hex
+        reply = Reply(scope, receive, send, _headers(request_id))
+        try:
+            body = await read_json(request, self._max_body_bytes)
+            engine = _ready(self._find)
+            call = self.PARSER.parse(body)
+            _check_model(engine, call.model)
+            # A client may use its id twice at once; the engine's must be its own.
+            job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
+            await while_connected(receive, answer(engine, job, reply))
+        except Exception as error:
+            if not isinstance(error, (RequestError, GenerationFailed, ClientLeft)):
+                logger.exception("request %s failed", request_id)
+            await reply.fail(error)
+
+    async def _prepare(self, engine: Any, call: R, ident: str) -> Job:
+        raise NotImplementedError
+
+    def _token_texts(self, engine: Any, params: SamplingParams) -> TokenTexts | None:
+        if params.logprobs is None:
+            return None
+        if engine.tokenizer is None:
+            raise RequestError("'logprobs': this model has no tokenizer to name tokens with", param="logprobs")
+        found = self._texts.get(engine)
+        if found is None:
+            found = self._texts[engine] = TokenTexts(engine.tokenizer)
+        return found
+
+
+class _Completions(_GenerationRoute[CompletionRequest]):
+    PARSER = CompletionRequest
+    PREFIX = "cmpl"
+
+    async def _prepare(self, engine: Any, call: CompletionRequest, ident: str) -> Job:
+        prompts, params = call.prompts(), call.sampling()
+        answer = CompletionAnswer(
+            ident,
+            engine.model_name,
+            params,
+            self._token_texts(engine, params),
+            call.include_usage,
+            prompts if call.echo else None,
+            engine.tokenizer,
+        )
+        context = request_context(TEXT_COMPLETION, stream=bool(call.stream))
+        return Job(prompts, params, call.engine_options(), bool(call.stream), answer, ident, context)
+
+
+class _Chats(_GenerationRoute[ChatRequest]):
+    PARSER = ChatRequest
+    PREFIX = "chatcmpl"
+
+    async def _prepare(self, engine: Any, call: ChatRequest, ident: str) -> Job:
+        params = call.sampling()
+        if engine.chat is None:
+            raise RequestError(
+                "this model has no tokenizer: use /v1/completions with token ids", param="messages", code="no_tokenizer"
+            )
+        options = call.template_options()
+        if _size(call.messages) > _RENDER_INLINE:
+            ids = await asyncio.to_thread(engine.chat.render, call.messages, **options)
+        else:
+            ids = engine.chat.render(call.messages, **options)
+        texts = self._token_texts(engine, params)
+        answer = ChatAnswer(ident, engine.model_name, params, texts, call.include_usage)
+        context = request_context(CHAT, stream=bool(call.stream), messages=call.messages)
+        return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context)
+
+
+def _size(messages: list[Any]) -> int:
+    """Characters of the messages, roughly: only large ones matter."""
+    return sum(len(repr(m.get("content"))) if isinstance(m, dict) else 0 for m in messages)
+
+
+def _headers(request_id: str) -> dict[str, str]:
+    headers = {"x-request-id": request_id}
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        headers["X-BentoML-Trace-ID"] = f"{span.trace_id:032x}"
+    return headers
+
+
+async def _http_exception(request: Request, error: Any) -> Response:
+    """What the router refuses (404, 405) in the shape of all other errors."""
+    refusal = RequestError(str(error.detail), status=error.status_code, code="http_error")
+    return error_response(refusal, dict(error.headers or {}))
