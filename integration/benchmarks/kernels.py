@@ -114,7 +114,10 @@ def attention_correctness(run: Run) -> None:
     shapes = [SMOLLM] if run.dry else [LLAMA, SMOLLM, Heads("mqa", 8, 1, 256), Heads("head dim 80", 16, 16, 80)]
     dtypes = [torch.float32] if run.dry else [torch.bfloat16, torch.float16, torch.float32]
     fp8 = TARGETS[target_of(run.device)].fp8
-    for case in range(2 if run.dry else 32):
+    for case in range(2 if run.dry else 24):
+        if not run.dry and not run.left(run.budget - 110.0):  # most of the time goes to compiling
+            run.row("correctness", cut=f"out of time after {case} of 24 cases")
+            break
         heads, dtype = chance.choice(shapes), dtypes[case % len(dtypes)]
         decodes = chance.randint(0, 4)
         rows = [1] * decodes + [chance.randint(2, 20 if run.dry else 300) for _ in range(chance.randint(1, 3))]
