@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parent / "interpreted"
 MINIMUM_CASES = 330
 
 
+@pytest.mark.timeout(650)
 def test_kernels_equal_their_references_under_the_interpreter() -> None:
     source = str(FOLDER.parents[2] / "kernels")
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
