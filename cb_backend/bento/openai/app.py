@@ -77,17 +77,7 @@ def _find_in_service() -> Any:
     """
     import bentoml
 
-    service = bentoml.get_current_service()
-    engine = None if service is None else service.engine
-    if engine is None or not engine.is_ready:
-        failure = getattr(service, "load_error", None)
-        raise RequestError(
-            f"the model could not be loaded: {failure}" if failure else "the model is not loaded yet; try again soon",
-            status=503,
-            code="not_ready",
-            retry_after=5.0,
-        )
-    return engine
+    return bentoml.get_current_service().ready_engine()
 
 
 def _ready(find: FindEngine) -> Any:

@@ -1,0 +1,135 @@
+"""An engine that comes up in the background, so that probes are answered while a model loads. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ..config import EngineConfig
+from ..request import RequestError, request_error
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+logger = logging.getLogger("cb_backend")
+
+RETRY_SECONDS = 5.0
+
+
+class ConfigError(ValueError):
+    """The service's configuration is wrong; one line that names the field."""
+
+
+def service_config(owner: type, environ: Mapping[str, str] | None = None) -> EngineConfig:
+    """The configuration of a service class: its `model` and `engine_config`, and over them the `CB_*` variables.
+
+    Args:
+        owner: `model` is a directory, a store tag or a hub id, or one of BentoML's `BentoModel` and `HuggingFaceModel`.
+
+    Raises:
+        ConfigError: a value is bad, or there is no model.
+    """
+    environ = os.environ if environ is None else environ
+    model = _reference(inspect.getattr_static(owner, "model", None))
+    values = {"model": environ.get("CB_MODEL") or model, **owner.engine_config}  # type: ignore[attr-defined]
+    if values["model"] is None:
+        raise ConfigError(f"no model: set the class attribute `model` of {owner.__name__}, or CB_MODEL")
+    set_here = {
+        key[3:].lower().replace("__", "."): raw
+        for key, raw in environ.items()
+        if key.startswith("CB_") and key[3:].lower().split("__")[0] in EngineConfig.model_fields
+    }
+    try:
+        return EngineConfig(**values).replace(set_here)
+    except ValidationError as error:
+        raise ConfigError(f"engine configuration: {request_error(error)}") from None
+
+
+def _reference(model: Any) -> str | None:
+    """What `EngineConfig.model` says for a class attribute."""
+    if model is None or isinstance(model, str):
+        return model
+    for attribute in ("tag", "model_id"):  # BentoModel or a stored model; HuggingFaceModel
+        if (name := getattr(model, attribute, None)) is not None:
+            return str(name)
+    return os.fspath(model)
+
+
+class Loading:
+    """Loads one engine on a thread of its own.
+
+    Args:
+        make: returns an engine that is not started; called on the thread, so it may import what is slow to import.
+
+    Attributes:
+        error: why loading failed, in one line; None while it did not.
+    """
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self.error: str | None = None
+        self._make = make
+        self._engine: Engine | None = None
+        self._closed = False
+        self._lock = threading.Lock()  # guards closing against the end of loading
+        self._thread = threading.Thread(target=self._load, name="cb-load", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engine is not None and self._engine.is_ready
+
+    @property
+    def is_alive(self) -> bool:
+        return self.error is None and (self._engine is None or self._engine.is_alive)
+
+    def ready_engine(self) -> Engine:
+        """
+        Raises:
+            RequestError: 503: it is loading, failed to load, has stopped or died.
+        """
+        engine = self._engine
+        if engine is not None and engine.is_ready:
+            return engine
+        if self.error is not None:
+            raise RequestError(
+                f"the model could not be loaded: {self.error}", status=503, code="load_failed", retry_after=60.0
+            )
+        state = "is loading" if self._thread.is_alive() else "is not running"
+        raise RequestError(f"the model {state}", status=503, code="not_ready", retry_after=RETRY_SECONDS)
+
+    def wait(self) -> None:
+        """Returns when loading has ended, well or not."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Ends every request and stops the engine; one that is still loading is stopped when it has loaded."""
+        with self._lock:
+            self._closed = True
+            engine = self._engine
+        if engine is not None:
+            engine.close()
+
+    def _load(self) -> None:
+        from ..model.source import ModelError
+
+        try:
+            engine = self._make().start()
+        except (ModelError, ConfigError) as error:
+            self.error = str(error)
+            logger.error("the model could not be loaded: %s", error)
+            return
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            logger.exception("the model could not be loaded")
+            return
+        with self._lock:
+            self._engine = engine
+            closed = self._closed
+        if closed:
+            engine.close()

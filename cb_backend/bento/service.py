@@ -1,0 +1,237 @@
+"""Continuous batching as a BentoML service: a mixin for a service class, and a factory for `bentoml.depends`.
+
+    @bentoml.asgi_app(cb_backend.openai_app(), path="/v1")
+    @bentoml.service(resources={"gpu": 1}, traffic={"timeout": 300})
+    class LLM(cb_backend.ContinuousBatching):
+        model = bentoml.models.BentoModel("smollm2-135m-instruct:latest")
+        engine_config = {"max_num_seqs": 64}
+
+One worker holds one engine; scale by replicas. `/readyz` is 503 until the model is loaded, `/livez` is 503 once loading
+failed or the engine thread died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import bentoml
+from bentoml.exceptions import BentoMLException
+
+from ..request import RequestError, RequestOutput
+from ..telemetry.context import request_context
+from ..telemetry.semconv import CHAT, TEXT_COMPLETION
+from . import native
+from .dependency import STREAMS, close_left_streams
+from .loading import Loading, service_config
+from .openai.connection import Receive, while_connected
+from .openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
+from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+logger = logging.getLogger("cb_backend")
+
+
+class ContinuousBatching:
+    """Mixin of a service class. Undecorated: `@bentoml.service` goes on the class that inherits it.
+
+    Attributes:
+        model: a directory, a tag of the model store, a hub id, or a `BentoModel` or `HuggingFaceModel`.
+        engine_config: fields of `EngineConfig`. `CB_*` environment variables win over both.
+    """
+
+    model: ClassVar[Any] = None
+    engine_config: ClassVar[Mapping[str, Any]] = {}
+    _loading: Loading | None = None
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    @bentoml.on_startup
+    def start_loading(self) -> None:
+        """Begins to load the model, once; returns at once."""
+        self._start()
+
+    def _start(self) -> Loading:
+        if self._loading is None:
+            self._loading = Loading(self._make_engine)
+        return self._loading
+
+    def _make_engine(self) -> Engine:
+        config = service_config(type(self))
+        from ..engine import Engine
+        from ..telemetry import follow_bentoml, service
+
+        follow_bentoml()
+        engine = Engine(config)
+        engine.observe = service
+        return engine
+
+    @bentoml.on_shutdown
+    async def stop_engine(self) -> None:
+        """Ends unfinished requests with an error event and stops the engine."""
+        if self._loading is not None:
+            await asyncio.to_thread(self._loading.close)
+
+    def __is_ready__(self) -> bool:
+        return self._loading is not None and self._loading.is_ready
+
+    def __is_alive__(self) -> bool:
+        return self._loading is None or self._loading.is_alive
+
+    def ready_engine(self) -> Engine:
+        """
+        Raises:
+            RequestError: 503, the model is not loaded (yet).
+        """
+        return self._start().ready_engine()
+
+    # -- endpoints --------------------------------------------------------------------------------------------------
+
+    @bentoml.api(input_spec=native.GenerateInput)
+    async def generate(self, prompt: Any, *, ctx: bentoml.Context = None, **fields: Any) -> dict[str, Any]:
+        """Completes a text or a list of token ids; the result is in native.py. Fields: those of `/v1/completions`."""
+        return await self._whole({**fields, "prompt": prompt}, ctx)
+
+    @bentoml.api(input_spec=native.ChatInput)
+    async def chat(self, messages: list[Any], *, ctx: bentoml.Context = None, **fields: Any) -> dict[str, Any]:
+        """Answers a chat. Fields: those of `/v1/chat/completions`."""
+        return await self._whole({**fields, "messages": messages}, ctx)
+
+    @bentoml.api(input_spec=native.StreamInput)
+    async def stream(
+        self, prompt: Any = None, messages: Any = None, *, ctx: bentoml.Context = None, **fields: Any
+    ) -> AsyncGenerator[str, None]:
+        """Completes a prompt or answers a chat, as server-sent events (native.py)."""
+        asked = {**fields, "prompt": prompt, "messages": messages}
+        try:
+            outputs = await self._open({key: value for key, value in asked.items() if value is not None}, stream=True)
+        except RequestError as error:
+            raise _refused(error, ctx) from None
+        async with aclosing(outputs):
+            try:
+                # BentoML watches the connection only after the first event.
+                output = await while_connected(_receive_of(ctx), anext(outputs))
+                check_outcome(output)
+            except ClientLeft:
+                return
+            except (RequestError, GenerationFailed) as error:
+                raise _refused(error, ctx) from None
+            yield native.event(output)
+            try:
+                async for output in outputs:
+                    check_outcome(output)
+                    if event := native.event(output):
+                        yield event
+            except Exception as error:
+                # BentoML would end the stream as if nothing had happened.
+                if not isinstance(error, GenerationFailed):
+                    logger.exception("a stream failed")
+                yield native.error_event(error_of(error)[1])
+
+    @bentoml.api
+    async def stats(self) -> dict[str, float]:
+        """The engine's plain numbers of this moment: running and waiting requests, KV blocks, steps, tokens."""
+        return self.ready_engine().stats()
+
+    # -- from fields to outputs -------------------------------------------------------------------------------------
+
+    async def _whole(self, fields: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        async def collect() -> RequestOutput:
+            last: dict[int, RequestOutput] = {}
+            async with aclosing(await self._open(fields, stream=False)) as outputs:
+                async for output in outputs:
+                    check_outcome(output)
+                    last[output.index] = output
+            choices = tuple(last[index] for index in sorted(last))
+            return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
+
+        try:
+            return native.result(await while_connected(_receive_of(ctx), collect()))
+        except ClientLeft:
+            return {}
+        except (RequestError, GenerationFailed) as error:
+            raise _refused(error, ctx) from None
+
+    async def _open(self, fields: dict[str, Any], *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
+        """
+        Raises:
+            RequestError: the fields are wrong or the engine is not ready.
+        """
+        engine = self.ready_engine()
+        kept = {name: value for name, value in fields.items() if value is not None}
+        call: GenerationRequest
+        if "messages" in kept:
+            if "prompt" in kept:
+                raise RequestError("'prompt' and 'messages' exclude each other", param="prompt")
+            chat = call = ChatRequest.parse({"model": engine.model_name, **kept})
+            if engine.chat is None:
+                raise RequestError("'messages': this model has no tokenizer", param="messages")
+            context = request_context(CHAT, stream=stream, messages=chat.messages)
+            prompt = await asyncio.to_thread(engine.chat.render, chat.messages, **chat.template_options())
+        else:
+            if "prompt" not in kept:
+                raise RequestError("'prompt': required", param="prompt")
+            completion = call = CompletionRequest.parse({"model": engine.model_name, **kept})
+            context = request_context(TEXT_COMPLETION, stream=stream)
+            prompts = completion.prompts()
+            if len(prompts) != 1:
+                raise RequestError("'prompt': one prompt at a time here; see /v1/completions", param="prompt")
+            prompt = prompts[0]
+        return engine.stream(  # type: ignore[return-value]
+            prompt, call.sampling(), trace_context=context, **call.engine_options()
+        )
+
+
+def llm_service(
+    model: Any, name: str = "llm", *, engine_config: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """A service with an engine, for other services to depend on; assign it at a module's top level.
+
+        LLM = cb_backend.llm_service("smollm2-135m-instruct:latest", name="llm")
+
+        @bentoml.service
+        class Front:
+            llm = bentoml.depends(LLM)
+
+    Streams stay whole for an hour and more, and a front's client that leaves ends its request (see dependency.py).
+
+    Args:
+        model, engine_config: as in `ContinuousBatching`.
+        name: unique among the services of a Bento.
+        options: of `bentoml.service`; `traffic` and `runner_connection` are merged with what streams need.
+    """
+    close_left_streams()
+    for option, needed in STREAMS.items():
+        options[option] = {**needed, **options.get(option, {})}
+    body = {"model": model, "engine_config": dict(engine_config or {}), "__doc__": ContinuousBatching.__doc__}
+    service_class = type(name, (ContinuousBatching,), body)
+    return bentoml.service(name=name, **options)(service_class)
+
+
+def _receive_of(ctx: Any) -> Receive:
+    """The connection of the HTTP request that is being served; a call within the process has none and never leaves."""
+    if ctx is None:
+        return _never
+    receive: Receive = ctx.request.receive
+    return receive
+
+
+async def _never() -> Any:
+    await asyncio.get_running_loop().create_future()
+
+
+def _refused(error: RequestError | GenerationFailed, ctx: Any) -> BentoMLException:
+    """As BentoML reports it: the status, and below 500 the message."""
+    retry_after = getattr(error, "retry_after", None)
+    if retry_after is not None and ctx is not None:
+        ctx.response.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
+    if error.status >= 500:
+        logger.warning("refused: %s", error)
+    return BentoMLException(str(error), error_code=HTTPStatus(error.status))
