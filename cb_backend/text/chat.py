@@ -6,6 +6,7 @@ parts; null is allowed for an assistant message that calls tools.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from ..request import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# A template may loop: what it renders is cut off here, in characters, long before memory is at risk.
+# Characters. More would only be tokenized to learn that no context holds it. A template that loops without end is not
+# interrupted: it is the operator's own, unless the operator trusts those of requests.
 MAX_RENDERED = 4_000_000
 
 
@@ -80,6 +82,7 @@ class ChatTemplate:
                 code="no_chat_template",
             )
         conversation = check_messages(messages)
+        self._name_developers(conversation, template)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "'continue_final_message' and 'add_generation_prompt' exclude each other",
@@ -110,7 +113,16 @@ class ChatTemplate:
                 param="messages",
                 code="context_length_exceeded",
             )
+        _check_unicode(text, "messages")
         return text
+
+    def _name_developers(self, conversation: list[dict[str, Any]], template: str | None) -> None:
+        """ "developer" is OpenAI's newer word for "system": it stays where the template knows it."""
+        if "developer" in str(template or self._tokenizer.chat_template):
+            return
+        for message in conversation:
+            if message["role"] == "developer":
+                message["role"] = "system"
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -136,13 +148,41 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
             f"'{where}.content': only an assistant message with tool_calls may be without content",
             param=f"{where}.content",
         )
-    # "developer" is OpenAI's newer word for "system"; templates know only the latter.
     kept = {key: value for key, value in message.items() if value is not None}
-    return {**kept, "role": "system" if role == "developer" else role, "content": content or ""}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = _tool_calls(kept["tool_calls"], f"{where}.tool_calls")
+    return {**kept, "content": content or ""}
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """The calls with arguments as objects: clients send them as JSON text, which templates would quote again."""
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RequestError(f"'{where}': must be a list of calls (got {calls!r})", param=where)
+    read = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"'{where}.{i}.function': must be an object with a name", param=f"{where}.{i}.function")
+        read.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+    return read
+
+
+def _arguments(value: Any) -> Any:
+    """What a model wrote may be no JSON, and its client must still be able to send it back: then it stays text."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return value
+    return read if isinstance(read, dict) else value
 
 
 def _text_of(content: Any, where: str) -> str | None:
-    if content is None or isinstance(content, str):
+    if content is None:
+        return None
+    if isinstance(content, str):
+        _check_unicode(content, where)
         return content
     if not isinstance(content, Sequence):
         raise RequestError(f"'{where}': must be a string or a list of text parts (got {content!r})", param=where)
@@ -155,5 +195,16 @@ def _text_of(content: Any, where: str) -> str | None:
             )
         if not isinstance(part.get("text"), str):
             raise RequestError(f"'{where}.{i}.text': must be a string", param=f"{where}.{i}.text")
+        _check_unicode(part["text"], f"{where}.{i}.text")
         texts.append(part["text"])
     return "".join(texts)
+
+
+def _check_unicode(text: str, where: str) -> None:
+    """JSON can spell half of a surrogate pair, which is no character and which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"'{where}': holds U+{ord(text[error.start]):04X}, half of a surrogate pair", param=where
+        ) from None

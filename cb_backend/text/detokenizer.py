@@ -1,7 +1,8 @@
 """Token ids to text, as they come: never half a character, and joined exactly what decoding all ids at once gives.
 
-Each push decodes a short window: the tokens whose text is not yet final, after a few whose text is (a decoder may look
-at what stands before: many strip the space of the very first word). Knows ids and text; nothing of stops or requests.
+Each push decodes a short window: a few tokens whose text is out (a decoder may look at what stands before: many strip
+the space of the very first word), then those whose text is not yet final. Knows ids and text; nothing of stops or
+requests.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from typing import Any
 
 REPLACEMENT = "\ufffd"
 
+# Tokens that a cut of the window leaves. Where all their text is out, two: one alone may be a space that is stripped.
+# Where a character is in the making, eight, since a token may be one byte: UTF-8 finds its step within three, and up to
+# three more begin the next character.
+_CONTEXT = 2
+_CONTEXT_OF_HELD = 8
+
 
 class IncrementalDetokenizer:
     """`"".join(push(ids) for ...) + finish()` equals `tokenizer.decode(all ids, skip_special_tokens=...)`.
@@ -19,29 +26,35 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: a transformers tokenizer.
         skip_special_tokens: leave special tokens out of the text.
+        after: ids that stand before the first one. With them the text continues theirs, as it must where the two are
+            joined (an echoed prompt): a word keeps the space that tokenizers in the manner of Llama 2 strip from the
+            first word of a text.
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
         self._decode = decoder_of(tokenizer, skip_special_tokens)
+        self._silent = silence_of(tokenizer, skip_special_tokens)
         self._byte_ids = byte_fallback_ids(tokenizer)
-        self._window: list[int] = []  # context, then tokens whose text is not all out
-        self._context = 0  # tokens of the window that are context
-        self._shown = 0  # characters of the window's text that are out
+        # Context, then the tokens whose text is not all out; how many characters of their text are out; at how many
+        # tokens a cut is worth it.
+        self._window = [i for i in after[-_CONTEXT_OF_HELD:] if not self._silent(i)]
+        self._shown = len(self._decode(self._window).rstrip(REPLACEMENT))
+        self._long = 2 * _CONTEXT
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became final with these tokens; may be empty."""
-        if not token_ids:
+        heard = [i for i in token_ids if not self._silent(i)]
+        if not heard:
             return ""
-        self._window += token_ids
-        if self._window[-1] in self._byte_ids:
+        self._window += heard
+        if heard[-1] in self._byte_ids:
             # A run of byte tokens is decoded as a whole, so its beginning depends on its end.
             return ""
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT):
-            # Perhaps the first bytes of a character; what stands before it is final.
-            return self._show(text, len(text) - 1)
-        fresh = self._show(text, len(text))
-        self._forget(text)
+        # A replacement at the end may be the first bytes of a character; what stands before it is final.
+        fresh = self._show(text, len(text) - text.endswith(REPLACEMENT))
+        if len(self._window) > self._long:
+            self._cut(text)
         return fresh
 
     def finish(self) -> str:
@@ -54,17 +67,37 @@ class IncrementalDetokenizer:
         self._shown = max(self._shown, end)
         return fresh
 
-    def _forget(self, text: str) -> None:
-        """Everything is out: the newest tokens become the context, if their text alone is not empty."""
-        if self._context == 0 and len(self._window) == 1:
-            self._context = 1
-            return
-        recent = self._window[self._context :]
+    def _cut(self, text: str) -> None:
+        """Forgets all but the newest tokens, if the text of these alone ends as the window's does."""
+        held = len(text) - self._shown
+        recent = self._window[-_CONTEXT_OF_HELD:] if held else self._window[-_CONTEXT:]
         context = self._decode(recent)
-        if context and text.endswith(context.lstrip()):
+        if len(context) > held and context.endswith(text[self._shown :]):
             self._window = recent
-            self._shown = len(context)
-        self._context = len(self._window)
+            self._shown = len(context) - held
+        # Twice what is left: trying at each token of a window that stays long would cost the square of its length.
+        self._long = 2 * max(_CONTEXT, len(self._window))
+
+
+def silence_of(tokenizer: Any, skip_special_tokens: bool) -> Callable[[int], bool]:
+    """Tells ids that decoding leaves out before it joins tokens: hidden special ones and holes in the vocabulary.
+
+    Kept out of the window because they would part what decoding joins: two halves of a character, or a word and the
+    space before it.
+    """
+    hidden = special_ids(tokenizer) if skip_special_tokens else frozenset()
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return hidden.__contains__
+    token_of = backend.id_to_token
+    return lambda token_id: token_id in hidden or token_of(token_id) is None
+
+
+@lru_cache(maxsize=16)
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids that `skip_special_tokens` hides."""
+    added = tokenizer.added_tokens_decoder
+    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added.items() if token.special}
 
 
 @lru_cache(maxsize=16)

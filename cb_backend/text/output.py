@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..request import Delta, FinishReason, Logprob, RequestOutput, SamplingParams, TokenDelta, Usage
-from .detokenizer import IncrementalDetokenizer
+from .detokenizer import IncrementalDetokenizer, special_ids
 from .stops import StopMatcher
 
 
@@ -30,7 +30,7 @@ class OutputBuilder:
         index: int = 0,
     ) -> None:
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
-        self._special = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_ids)
+        self._special = frozenset() if tokenizer is None else special_ids(tokenizer)
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._params = params
         self._request_id = request_id
@@ -95,10 +95,7 @@ class OutputBuilder:
         return stop
 
     def _match(self, text: str, shown: list[str]) -> str | None:
-        if len(self._token_ids) <= self._params.min_tokens:
-            shown.append(text)  # stop strings are not looked for yet
-            return None
-        text, stop = self._stops.push(text)
+        text, stop = self._stops.push(text, armed=len(self._token_ids) > self._params.min_tokens)
         shown.append(text)
         return stop
 

@@ -1,12 +1,16 @@
 """Stop strings over a stream of text: what may be shown now, and whether it ends.
 
 The match that completes first wins; of those that complete at the same character, the one that began first. Only a
-suffix that really is the beginning of some stop string is held back.
+suffix that really is the beginning of some stop string is held back. Time is linear in the text, whatever the stop
+strings: an automaton (Aho and Corasick, 1975) reads each character once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -16,27 +20,32 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        self._stops = tuple(stops)
         self._include = include
-        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._root = self._node = _automaton(tuple(stops)) if stops else None
         self.held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that matched or None). After a match nothing may be pushed."""
-        if not self._stops:
+    def push(self, text: str, armed: bool = True) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that matched or None). After a match nothing may be pushed.
+
+        Args:
+            armed: False reads on over stop strings that `text` completes; one that it only begins may match later.
+        """
+        if self._root is None or self._node is None:
             return text, None
+        node = self._node
+        for position, character in enumerate(text, 1):
+            while character not in node.next and node.fallback is not None:
+                node = node.fallback
+            node = node.next.get(character, self._root)
+            if node.stop is not None and armed:
+                whole = self.held + text[:position]
+                self.held = ""
+                return whole if self._include else whole[: len(whole) - len(node.stop)], node.stop
+        while not node.next and node.fallback is not None:
+            node = node.fallback  # a whole stop string that was read over begins nothing
+        self._node = node
         text = self.held + text
-        best: tuple[int, int, str] | None = None  # (end, start, stop)
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        if best is not None:
-            end, start, stop = best
-            self.held = ""
-            return text[: end if self._include else start], stop
-        keep = self._overlap(text)
-        shown = text[: len(text) - keep]
+        shown = text[: len(text) - node.depth]
         self.held = text[len(shown) :]
         return shown, None
 
@@ -45,10 +54,33 @@ class StopMatcher:
         held, self.held = self.held, ""
         return held
 
-    def _overlap(self, text: str) -> int:
-        """Length of the longest suffix of `text` that is a proper beginning of a stop string."""
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            suffix = text[len(text) - size :]
-            if any(len(stop) > size and stop.startswith(suffix) for stop in self._stops):
-                return size
-        return 0
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Where the text stands: its longest suffix that begins a stop string has `depth` characters."""
+
+    depth: int
+    next: dict[str, _Node] = field(default_factory=dict)
+    fallback: _Node | None = None  # the same for the next shorter suffix; None at the root
+    stop: str | None = None  # the longest stop string that ends here
+
+
+@lru_cache(maxsize=16)  # the choices of a request share it
+def _automaton(stops: tuple[str, ...]) -> _Node:
+    root = _Node(0)
+    for stop in stops:
+        node = root
+        for character in stop:
+            node = node.next.setdefault(character, _Node(node.depth + 1))
+        node.stop = stop
+    queue = deque([root])
+    while queue:  # by depth: a fallback is shorter, so it is ready before it is needed
+        node = queue.popleft()
+        for character, child in node.next.items():
+            shorter = node.fallback
+            while shorter is not None and character not in shorter.next:
+                shorter = shorter.fallback
+            child.fallback = root if shorter is None else shorter.next[character]
+            child.stop = child.stop or child.fallback.stop
+            queue.append(child)
+    return root

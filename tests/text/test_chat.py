@@ -102,3 +102,74 @@ def test_an_endless_rendering_is_refused():
     tokenizer.chat_template = "{% for i in range(99999) %}" + "x" * 50 + "{% endfor %}"
     with pytest.raises(RequestError, match="characters"):
         ChatTemplate(tokenizer).render([USER])
+
+
+def test_arguments_of_tool_calls_reach_the_template_as_objects():
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ messages[1].tool_calls[0].function.arguments | tojson }}"
+    call = {"id": "1", "type": "function", "function": {"name": "f"}}
+
+    def rendered(**given):
+        calls = [{**call, "function": {**call["function"], **given}}]
+        return ChatTemplate(tokenizer).render_text([USER, {"role": "assistant", "tool_calls": calls}])
+
+    assert rendered(arguments='{"city": "Köln"}') == '{"city": "Köln"}'
+    assert rendered(arguments={"city": "Köln"}) == '{"city": "Köln"}'
+    assert rendered(arguments='{"city": ') == '"{\\"city\\": "'  # a model's slip comes back as its client has it
+    assert rendered() == "{}"
+
+
+@pytest.mark.parametrize(
+    "calls, param",
+    [
+        ("f", "messages.0.tool_calls"),
+        ([{"id": "1"}], "messages.0.tool_calls.0.function"),
+        ([{"function": {"name": 5}}], "messages.0.tool_calls.0.function"),
+    ],
+)
+def test_a_faulty_tool_call_is_named(chat, calls, param):
+    with pytest.raises(RequestError) as raised:
+        chat.render([{"role": "assistant", "content": None, "tool_calls": calls}])
+    assert raised.value.param == param
+
+
+def test_tool_messages_pass_with_their_call_and_name():
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].tool_call_id }} {{ messages[0].name }}: {{ messages[0].content }}"
+    message = {"role": "tool", "tool_call_id": "c7", "name": "weather", "content": [{"type": "text", "text": "rain"}]}
+    assert ChatTemplate(tokenizer).render_text([message]) == "c7 weather: rain"
+
+
+def test_a_template_that_knows_developers_keeps_them():
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].role }}{# developer #}"
+    assert ChatTemplate(tokenizer).render_text([{"role": "developer", "content": "x"}]) == "developer"
+
+
+def test_case_067_068_every_text_part_is_kept_and_one_part_is_a_string(chat):
+    def parts(*texts):
+        return [{"type": "text", "text": text} for text in texts]
+
+    for role in ("system", "user"):
+        assert "AB<|im_end|>" in chat.render_text([{"role": role, "content": parts("A", "B")}, USER])
+        plain = chat.render([{"role": role, "content": "A"}, USER])
+        assert chat.render([{"role": role, "content": parts("A")}, USER]) == plain
+
+
+@pytest.mark.parametrize("text", ["emoji \ud83d", "x \ude00 y"])
+def test_case_149_half_a_surrogate_pair_is_refused(chat, text):
+    with pytest.raises(RequestError, match="surrogate") as raised:
+        chat.render([USER, {"role": "user", "content": text}])
+    assert raised.value.param == "messages.1.content"
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ tools[0].function.description }}"
+    with pytest.raises(RequestError, match="surrogate"):
+        ChatTemplate(tokenizer).render(
+            [USER], tools=[{"type": "function", "function": {"name": "f", "description": text}}]
+        )
+
+
+def test_template_options_cannot_take_the_place_of_fields(chat):
+    for field in ("conversation", "chat_template", "tokenize", "tools", "add_generation_prompt", "messages"):
+        with pytest.raises(RequestError):
+            chat.render([USER], template_kwargs={field: "x"})

@@ -83,6 +83,34 @@ def test_stop_strings_are_not_looked_for_before_min_tokens():
     assert outputs[-1].finish_reason == "stop"
 
 
+def test_a_stop_string_begun_within_min_tokens_may_end_after_them():
+    ids = ids_of("x two")
+    assert TOKENIZER.decode(ids[:-1]) == "x tw"
+    _, outputs = feed([*ids, *ids_of(" y")], stop="two", min_tokens=len(ids) - 1)
+    assert (outputs[-1].text, outputs[-1].token_ids) == ("x ", tuple(ids))
+
+
+def test_several_tokens_at_once_end_at_the_one_that_completes_the_stop():
+    ids = tuple(ids_of("one two three"))
+    needed = len(ids_of("one two"))
+    builder = OutputBuilder(TOKENIZER, SamplingParams(stop="two", logprobs=0), "r", (5,))
+    output = builder.feed(TokenDelta("r", 0, ids, logprobs=tuple(Logprob(i, -1.0) for i in ids)))
+    assert (output.text, output.token_ids, len(output.logprobs)) == ("one ", ids[:needed], needed)
+    assert builder.stopped_by_text
+    assert builder.feed(TokenDelta("r", 0, (ids[-1],))) is None
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_what_is_held_is_shown_for_every_reason_to_end(reason):
+    _, outputs = feed(ids_of("one tw"), end=reason, stop="two")
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("one tw", reason.value)
+
+
+def test_a_delta_that_says_nothing_gives_no_output():
+    builder = OutputBuilder(TOKENIZER, SamplingParams(), "r", (5,))
+    assert builder.feed(TokenDelta("r", 0, ())) is None
+
+
 @pytest.mark.parametrize(
     "params, text",
     [

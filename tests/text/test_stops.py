@@ -49,6 +49,16 @@ def test_character_by_character_is_the_oracle(include, stops, text):
     assert run(stops, list(text), include) == oracle(stops, text, include)
 
 
+@pytest.mark.parametrize("include", [False, True])
+@settings(max_examples=300, deadline=None)
+@given(
+    stops=st.lists(st.text("ab:", min_size=1, max_size=6), min_size=1, max_size=4),
+    parts=st.lists(st.text("ab:c", max_size=5), max_size=12),
+)
+def test_how_the_text_is_cut_into_parts_changes_nothing(include, stops, parts):
+    assert run(stops, parts, include) == oracle(stops, "".join(parts), include)
+
+
 @settings(max_examples=500, deadline=None)
 @given(
     stops=st.lists(st.text("ab:", min_size=1, max_size=6), min_size=1, max_size=4),
@@ -85,3 +95,22 @@ def test_case_014_nothing_is_held_without_a_reason():
 
 def test_the_stop_may_be_kept():
     assert run(["END"], ["a E", "ND b"], include=True) == ("a END", "END")
+
+
+def test_a_stop_read_over_is_shown_and_one_begun_meanwhile_still_matches():
+    matcher = StopMatcher(["END", "two"])
+    assert matcher.push("END tw", armed=False) == ("END ", None)
+    assert matcher.held == "tw"
+    assert matcher.push("o three") == ("", "two")
+
+
+def test_a_whole_stop_that_was_read_over_is_not_held():
+    matcher = StopMatcher(["END"])
+    assert matcher.push("the END", armed=False) == ("the END", None)
+    assert matcher.held == ""
+
+
+def test_a_long_beginning_that_comes_to_nothing_is_shown_whole():
+    stops = ["a" * 1000 + "b", *("b" + "a" * n + "c" for n in range(900, 915))]
+    assert run(stops, ["a"] * 1500) == ("a" * 1500, None)
+    assert run(stops, ["b", *["a"] * 914, "c"]) == ("", "b" + "a" * 914 + "c")
