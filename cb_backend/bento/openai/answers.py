@@ -30,13 +30,14 @@ class Answer:
     CHUNK = ""
 
     def __init__(self, ident: str, model: str, params: SamplingParams, tokens: TokenTexts | None, with_usage: bool):
-        self._head = {"id": ident, "created": int(time.time()), "model": model}
+        created = int(time.time())
+        self._whole_head = {"id": ident, "object": self.OBJECT, "created": created, "model": model}
+        self._chunk_head = {"id": ident, "object": self.CHUNK, "created": created, "model": model}
         self._n = params.n
         self._tokens = tokens if params.logprobs is not None else None
         self._with_usage = with_usage
         self._last: dict[int, RequestOutput] = {}
-        opened = orjson.dumps({"id": ident, "object": self.CHUNK, **{k: self._head[k] for k in ("created", "model")}})
-        self._open = b"data: " + opened[:-1] + b',"choices":[{"index":'
+        self._open = b"data: " + orjson.dumps(self._chunk_head)[:-1] + b',"choices":[{"index":'
         self._close = b"}]" + (b',"usage":null' if with_usage else b"") + b"}\n\n"
 
     def events(self, choice: int, output: RequestOutput) -> bytes:
@@ -48,14 +49,13 @@ class Answer:
     def last_events(self) -> bytes:
         if not self._with_usage:
             return DONE
-        chunk = {**self._head, "object": self.CHUNK, "choices": [], "usage": self.usage()}
-        return event(chunk) + DONE
+        return event({**self._chunk_head, "choices": [], "usage": self.usage()}) + DONE
 
     def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
         """The whole answer, from the last output of each choice."""
         self._last = dict(outputs)
         choices = [self._choice(choice, outputs[choice]) for choice in sorted(outputs)]
-        return orjson.dumps({**self._head, "object": self.OBJECT, "choices": choices, "usage": self.usage()})
+        return orjson.dumps({**self._whole_head, "choices": choices, "usage": self.usage()})
 
     def usage(self) -> dict[str, Any]:
         # The choices of one prompt share it: it counts once.

@@ -95,9 +95,12 @@ class CompletionLogprobs:
         """One entry per token; None (the first token of a prompt) has no value."""
         shape: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, one in zip(token_ids, logprobs, strict=True):
+            raw = self._tokens.bytes_of(token_id)
+            if raw and raw[0] & 0xC0 != 0x80:  # begins a character, so one that is still open ends as U+FFFD
+                self._offset += len(self._decoder.decode(b"", final=True))
             shape["tokens"].append(self._tokens.text_of(token_id))
             shape["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(self._tokens.bytes_of(token_id)))
+            self._offset += len(self._decoder.decode(raw))
             if one is None:
                 shape["token_logprobs"].append(None)
                 shape["top_logprobs"].append(None)

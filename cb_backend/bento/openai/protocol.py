@@ -110,8 +110,15 @@ class GenerationRequest(BaseModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def sampling(self) -> SamplingParams:
-        """Raises: RequestError."""
-        return SamplingParams.parse(self._sampling_values())
+        """
+        Raises:
+            RequestError: names the first field at fault.
+        """
+        values = self._sampling_values()
+        least, most = self.min_tokens, values.get("max_tokens")
+        if least is not None and most is not None and least > most:
+            raise RequestError(f"'min_tokens': {least} is greater than max_tokens {most}", param="min_tokens")
+        return SamplingParams.parse(values)
 
     def _sampling_values(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
