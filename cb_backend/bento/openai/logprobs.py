@@ -96,7 +96,7 @@ class CompletionLogprobs:
         shape: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, one in zip(token_ids, logprobs, strict=True):
             raw = self._tokens.bytes_of(token_id)
-            if raw and raw[0] & 0xC0 != 0x80:  # begins a character, so one that is still open ends as U+FFFD
+            if not raw or raw[0] & 0xC0 != 0x80:  # goes on with no character: one that is open ends as U+FFFD
                 self._offset += len(self._decoder.decode(b"", final=True))
             shape["tokens"].append(self._tokens.text_of(token_id))
             shape["text_offset"].append(self._offset)
