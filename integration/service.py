@@ -2,8 +2,8 @@
 
     bentoml serve integration.service:LLM
 
-Copy it, and change what the comments name. `CB_MODEL` serves another model without a change, and every other field of the
-engine's configuration has its variable too (README.md).
+Copy it, and change what the comments name. `CB_MODEL` serves another model without a change, and every other field of
+the engine's configuration has its variable too (README.md).
 """
 
 from __future__ import annotations

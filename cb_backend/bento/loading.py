@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import threading
@@ -26,20 +25,20 @@ class ConfigError(ValueError):
     """The service's configuration is wrong; one line that names the field."""
 
 
-def service_config(owner: type, environ: Mapping[str, str] | None = None) -> EngineConfig:
-    """The configuration of a service class: its `model` and `engine_config`, and over them the `CB_*` variables.
+def configured(model: Any, fields: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> EngineConfig:
+    """The configuration of a service or runner, with the `CB_*` variables over what its code says.
 
     Args:
-        owner: `model` is a directory, a store tag or a hub id, or one of BentoML's `BentoModel` and `HuggingFaceModel`.
+        model: a directory, a store tag or a hub id, or one of BentoML's `BentoModel` and `HuggingFaceModel`.
+        fields: the other fields of `EngineConfig`.
 
     Raises:
         ConfigError: a value is bad, or there is no model.
     """
     environ = os.environ if environ is None else environ
-    model = _reference(inspect.getattr_static(owner, "model", None))
-    values = {"model": environ.get("CB_MODEL") or model, **owner.engine_config}  # type: ignore[attr-defined]
+    values = {"model": environ.get("CB_MODEL") or _reference(model), **fields}
     if values["model"] is None:
-        raise ConfigError(f"no model: set the class attribute `model` of {owner.__name__}, or CB_MODEL")
+        raise ConfigError("no model: set the class attribute `model`, or CB_MODEL")
     set_here = {
         key[3:].lower().replace("__", "."): raw
         for key, raw in environ.items()

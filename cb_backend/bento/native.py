@@ -6,8 +6,8 @@ cuts the bytes in transit cuts no character:
     data: {"index": 0, "text": "Hello", "token_ids": [19556], "finish_reason": null}
     data: {"index": 0, "text": ".", "token_ids": [30], "finish_reason": "length", "stop_reason": null, "usage": {...}}
 
-A failure is `event: error` with `data: {"error": {...}}`; nothing follows it. A stream without a `finish_reason` for each
-choice was cut off.
+A failure is `event: error` with `data: {"error": {...}}`; nothing follows it. A stream without a `finish_reason` for
+each choice was cut off.
 """
 
 from __future__ import annotations
@@ -22,26 +22,11 @@ from pydantic import ConfigDict, Field, create_model
 from ..request import Logprob, RequestError, RequestOutput, Usage
 from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
+# Fields that mean nothing here, or something else.
 _OPENAI_ONLY = frozenset(
-    [
-        "model",
-        "stream",
-        "stream_options",
-        "user",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-        "prediction",
-        "max_completion_tokens",
-        "echo",
-        "prompt",
-        "logprobs",
-        "top_logprobs",
-        "messages",
-    ]
+    ("model", "stream", "stream_options", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+    + ("prompt_cache_retention", "parallel_tool_calls", "prediction", "max_completion_tokens", "echo", "best_of")
+    + ("prompt", "messages", "logprobs", "top_logprobs")
 )
 
 
@@ -132,7 +117,7 @@ def usage(counts: Usage) -> dict[str, int]:
 
 
 def _choice(output: RequestOutput) -> dict[str, Any]:
-    body = {
+    body: dict[str, Any] = {
         "text": output.text,
         "token_ids": list(output.token_ids),
         "finish_reason": output.finish_reason,

@@ -13,6 +13,7 @@ failed or the engine thread died.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
@@ -28,7 +29,7 @@ from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from . import native
 from .dependency import STREAMS, close_left_streams
-from .loading import Loading, service_config
+from .loading import Loading, configured
 from .openai.connection import Receive, while_connected
 from .openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
 from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -64,7 +65,8 @@ class ContinuousBatching:
         return self._loading
 
     def _make_engine(self) -> Engine:
-        config = service_config(type(self))
+        # The class attribute itself: looked up through the instance, BentoML would resolve it to a directory.
+        config = configured(inspect.getattr_static(type(self), "model"), self.engine_config)
         from ..engine import Engine
         from ..telemetry import follow_bentoml, service
 

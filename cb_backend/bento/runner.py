@@ -1,0 +1,183 @@
+"""Continuous batching as a BentoML legacy runner, in place of a transformers text-generation runner.
+
+    - runner = bentoml.transformers.get("llm:latest").to_runner()
+    + runner = cb_backend.to_runner("llm:latest")
+      svc = bentoml.legacy.Service("chat", runners=[runner])
+
+The call sites stay: `runner.async_run(prompt, max_new_tokens=20)`, `runner.generate.async_run(prompt, ...)`,
+`runner.stream.async_stream(prompt, ...)`. BentoML runs the methods of a stock runner one at a time; this one hands all
+of them to its engine at once. One runner process holds the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import bentoml
+from bentoml._internal.runner.runner_handle.local import LocalRunnerRef
+from bentoml.exceptions import BentoMLException, InvalidArgument
+
+from ..config import EngineConfig
+from ..request import RequestError, RequestOutput
+from .loading import Loading, configured
+from .native import result
+from .openai.errors import GenerationFailed, check_outcome
+from .openai.protocol import CompletionRequest
+
+
+def to_runner(
+    model: Any, tokenizer: str | None = None, name: str | None = None, **engine_config: Any
+) -> ContinuousBatchingRunner:
+    """
+    Args:
+        model: a tag of the model store, a directory or a hub id; a `BentoModel` or `HuggingFaceModel`.
+        tokenizer: where the tokenizer is, if not beside the model.
+        name: of the runner; default: made from the model's name.
+        engine_config: fields of `EngineConfig`; `CB_*` environment variables win over them.
+
+    Raises:
+        ConfigError: a field of the configuration is bad.
+    """
+    if tokenizer is not None:
+        engine_config["tokenizer"] = tokenizer
+    config = configured(model, engine_config)
+    return ContinuousBatchingRunner(config, name or _runner_name(config.model))
+
+
+def _runner_name(reference: str) -> str:
+    """The last part of a path or id, without a version, in the letters that BentoML allows."""
+    last = reference.rstrip("/").rsplit("/", 1)[-1].split(":")[0]
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in last.lower()).strip("-_.") or "llm"
+
+
+class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
+    """The methods that a service calls, in the runner's process."""
+
+    SUPPORTED_RESOURCES = ("nvidia.com/gpu", "cpu")
+    # Without this, BentoML starts a process with a model of its own for each core.
+    SUPPORTS_CPU_MULTI_THREADING = True
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        def make() -> Any:
+            from ..engine import Engine
+
+            return Engine(EngineConfig(**config))
+
+        self.loading = Loading(make)
+
+    @bentoml.legacy.Runnable.method(batchable=False)
+    async def __call__(self, prompt: str | list[str], **fields: Any) -> list[Any]:
+        """What a transformers pipeline returns: `[{"generated_text": prompt + completion}, ...]`.
+
+        A list of prompts gives a list of such lists. `max_new_tokens`, `num_return_sequences` and `do_sample=False` are
+        understood; every other field is one of `generate`.
+        """
+        known = _from_transformers(fields)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        outputs = await asyncio.gather(*(self._whole(one, known) for one in prompts))
+        answers = [
+            [{"generated_text": one + choice.text} for choice in output.choices or (output,)]
+            for one, output in zip(prompts, outputs, strict=True)
+        ]
+        return answers[0] if isinstance(prompt, str) else answers
+
+    @bentoml.legacy.Runnable.method(batchable=False)
+    async def generate(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
+        """The result as in native.py. Fields: those of `/v1/completions`."""
+        return result(await self._whole(prompt, fields))
+
+    @bentoml.legacy.Runnable.method(batchable=False)
+    async def stream(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[str, None]:
+        """The completion's text as it comes. A failure breaks the stream; leaving it ends the request."""
+        async with aclosing(self._open(prompt, fields)) as outputs:
+            async for output in outputs:
+                _check(output)
+                if output.delta is not None and output.delta.text:
+                    yield output.delta.text
+
+    async def _whole(self, prompt: str | list[int], fields: dict[str, Any]) -> RequestOutput:
+        last: dict[int, RequestOutput] = {}
+        async with aclosing(self._open(prompt, fields)) as outputs:
+            async for output in outputs:
+                _check(output)
+                last[output.index] = output
+        choices = tuple(last[index] for index in sorted(last))
+        return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
+
+    async def _open(self, prompt: str | list[int], fields: dict[str, Any]) -> AsyncGenerator[RequestOutput, None]:
+        if not self.loading.is_ready:
+            await asyncio.to_thread(self.loading.wait)
+        try:
+            engine = self.loading.ready_engine()
+            call = CompletionRequest.parse({"model": engine.model_name, "prompt": prompt, **fields})
+            stream = engine.stream(prompt, call.sampling(), **call.engine_options())
+            async with aclosing(stream) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    yield output
+        except RequestError as error:
+            if error.status == 400:
+                raise InvalidArgument(str(error)) from None
+            raise BentoMLException(str(error)) from None
+
+
+def _check(output: RequestOutput) -> None:
+    try:
+        check_outcome(output)
+    except GenerationFailed as error:
+        raise BentoMLException(str(error)) from None
+
+
+def _from_transformers(fields: dict[str, Any]) -> dict[str, Any]:
+    """A pipeline's words for our fields."""
+    fields = dict(fields)
+    for theirs, ours in (("max_new_tokens", "max_tokens"), ("num_return_sequences", "n")):
+        if theirs in fields:
+            fields[ours] = fields.pop(theirs)
+    if fields.pop("do_sample", True) is False:
+        fields["temperature"] = 0.0
+    return fields
+
+
+class _Handle(LocalRunnerRef):
+    """Runs the runnable's coroutines as they come, where BentoML's own would run them one after another on a thread."""
+
+    def close(self) -> None:
+        runnable: ContinuousBatchingRunnable = self._runnable
+        runnable.loading.close()
+
+    async def is_ready(self, timeout: int) -> bool:
+        runnable: ContinuousBatchingRunnable = self._runnable
+        return runnable.loading.is_ready
+
+    def run_method(self, __bentoml_method: Any, *args: Any, **kwargs: Any) -> Any:
+        """For `runner.run` in a script, which has no event loop."""
+        return asyncio.run(getattr(self._runnable, __bentoml_method.name)(*args, **kwargs))
+
+    async def async_run_method(self, __bentoml_method: Any, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(self._runnable, __bentoml_method.name)
+        if inspect.iscoroutinefunction(method):
+            return await method(*args, **kwargs)
+        return await super().async_run_method(__bentoml_method, *args, **kwargs)
+
+
+class ContinuousBatchingRunner(bentoml.legacy.Runner):
+    """A `bentoml.legacy.Runner` whose process holds one engine. Made by `to_runner`."""
+
+    def __init__(self, config: EngineConfig, name: str) -> None:
+        super().__init__(
+            ContinuousBatchingRunnable, name=name, runnable_init_params={"config": config.model_dump()}, models=[]
+        )
+
+    def init_local(self, quiet: bool = False) -> None:
+        """Starts the engine in this process; BentoML calls it in the runner's."""
+        self._set_handle(_Handle)
+
+    def destroy(self) -> None:
+        """Ends every request and stops the engine."""
+        if isinstance(self._runner_handle, _Handle):
+            self._runner_handle.close()
+        super().destroy()
