@@ -49,7 +49,7 @@ class GrammarConstraint:
 
     @property
     def error(self) -> str | None:
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def fork(self) -> GrammarConstraint:
         return GrammarConstraint(self._matcher.deep_copy())
@@ -78,11 +78,18 @@ class GrammarCompiler:
         """A fresh constraint, or None for `{"type": "text"}`.
 
         Raises:
-            RequestError: an unknown type, a faulty or unsupported schema, or one too large or too slow to compile.
+            RequestError: an unknown type, a faulty or unsupported schema, one that no text fits, or one too large, too
+                deep or too slow to compile.
         """
-        grammar = self._grammar_of(response_format)
-        if grammar is None:
-            return None
+        try:
+            grammar = self._grammar_of(response_format)
+            if grammar is None:
+                return None
+            grammar.encode()
+        except RecursionError:
+            raise _refuse("it is nested too deeply") from None
+        except UnicodeEncodeError:
+            raise _refuse("it holds half of a surrogate pair, which is no character") from None
         with self._lock:
             cached = self._cache.get(grammar)
             if cached is not None:
@@ -103,7 +110,12 @@ class GrammarCompiler:
 
         matcher = LLMatcher(self._ll_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
-            raise _refuse(matcher.get_error().strip().splitlines()[0])
+            raise _refuse(_first_line(matcher.get_error()))
+        # Some faults show only where the first token is chosen, as in a schema that refers to itself for ever.
+        begun = GrammarConstraint(matcher.deep_copy())
+        begun.allowed()
+        if begun.error is not None:
+            raise _refuse(f"no text fits it ({begun.error})")
         return GrammarConstraint(matcher)
 
     def _ll_tokenizer(self) -> Any:
@@ -144,10 +156,15 @@ class GrammarCompiler:
 def _json_grammar(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    if len(json.dumps(schema)) > MAX_GRAMMAR_BYTES:
+    try:
+        size = len(json.dumps(schema))
+        # Free white space is where small models get lost: they may indent for ever.
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+    except (TypeError, ValueError):
+        raise _refuse("the schema holds a value that is no JSON") from None
+    if size > MAX_GRAMMAR_BYTES:
         raise _refuse(f"the schema is larger than {MAX_GRAMMAR_BYTES} bytes")
-    # Free white space is where small models get lost: they may indent for ever.
-    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+    return grammar
 
 
 def _schema_of(response_format: Mapping[str, Any]) -> Any:
@@ -178,6 +195,11 @@ def _bounded(grammar: str) -> str:
     if len(grammar) > MAX_GRAMMAR_BYTES:
         raise _refuse(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
     return grammar
+
+
+def _first_line(report: str) -> str:
+    """The library appends its whole state."""
+    return report.strip().splitlines()[0]
 
 
 def _refuse(reason: str, param: str = "response_format") -> RequestError:

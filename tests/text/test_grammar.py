@@ -105,6 +105,7 @@ def test_the_grammar_goes_before_min_tokens(engine):
         ({"type": "json_schema", "json_schema": {"schema": {"type": "king"}}}, "response_format"),
         ({"type": "regex"}, "response_format.regex"),
         ({"type": "regex", "regex": "("}, "response_format"),
+        ({"type": "regex", "regex": "\ud83d"}, "response_format"),
         ({"type": "choice", "choice": []}, "response_format.choice"),
         ({"type": "choice", "choice": [1]}, "response_format.choice"),
         ({"type": "grammar", "grammar": "start: ("}, "response_format"),
@@ -121,6 +122,55 @@ def test_a_grammar_too_large_is_refused_at_once(compiler):
         compiler.compile({"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MAX_GRAMMAR_BYTES]}}})
     with pytest.raises(RequestError, match="larger than"):
         compiler.compile({"type": "choice", "choice": ["x" * MAX_GRAMMAR_BYTES]})
+
+
+def schema_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def deep(levels, kind):
+    schema = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema} if kind == "array" else {"oneOf": [schema, {"type": "string"}]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"foo": "bar"}},
+        {"type": "strin"},
+        {"$ref": "#/nowhere"},
+        {"$ref": "#"},
+        {"enum": ["\ud83d"]},
+        deep(300, "array"),
+        deep(1500, "array"),
+    ],
+    ids=["bare property", "no such type", "dangling reference", "endless reference", "surrogate", "deep", "deeper"],
+)
+def test_case_071_a_malformed_schema_is_refused(compiler, schema):
+    with pytest.raises(RequestError) as raised:
+        compiler.compile(schema_format(schema))
+    assert raised.value.param == "response_format"
+    assert "\n" not in raised.value.message
+
+
+def test_case_071_a_schema_that_allows_everything_is_legal(compiler):
+    assert compiler.compile(schema_format({})) is not None
+
+
+@pytest.mark.parametrize("pattern", ["(", "[a", "(?P<x", "(?<=a)b", "a" * 1_000_000], ids=lambda p: p[:8])
+def test_case_073_a_broken_pattern_is_refused(compiler, pattern):
+    with pytest.raises(RequestError):
+        compiler.compile({"type": "regex", "regex": pattern})
+
+
+@pytest.mark.parametrize("levels", [12, 20])
+def test_case_074_nested_alternatives_cost_bounded_time(compiler, levels):
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="oneOf"):
+        compiler.compile(schema_format(deep(levels, "oneOf")))
+    assert time.monotonic() - began < MAX_COMPILE_SECONDS
 
 
 def test_an_explosive_regex_costs_bounded_time(compiler):
