@@ -1,0 +1,119 @@
+"""What transformers itself does with a workload: the peer that needs no other environment.
+
+    python -m integration.benchmarks.peer_transformers MODE --model DIR --workload FILE [--dtype bfloat16]
+
+MODE: `single` (one request at a time), `static` (batches of 16 in file order, padded on the left, until the longest
+ends) or `continuous` (transformers' own `generate_batch` machinery). Prints one JSON object; only requested tokens
+count, greedy, end ids ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+from .offline import _machine_cpu, _own_cpu, load_workload
+
+Outputs = list[list[int]]
+_STATIC_BATCH = 16
+_PAD = 0
+
+
+@torch.inference_mode()
+def padded(model: Any, batch: list[dict[str, Any]]) -> Outputs:
+    longest = max(len(r["prompt_token_ids"]) for r in batch)
+    steps = max(r["max_tokens"] for r in batch)
+    ids = torch.full((len(batch), longest), _PAD)
+    mask = torch.zeros_like(ids)
+    for i, request in enumerate(batch):
+        prompt = torch.tensor(request["prompt_token_ids"])
+        ids[i, longest - len(prompt) :] = prompt
+        mask[i, longest - len(prompt) :] = 1
+    result = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=steps,
+        min_new_tokens=steps,
+        do_sample=False,
+        pad_token_id=_PAD,
+        eos_token_id=None,
+    )
+    return [result[i, longest : longest + r["max_tokens"]].tolist() for i, r in enumerate(batch)]
+
+
+def single(model: Any, requests: list[dict[str, Any]]) -> Outputs:
+    return [padded(model, [request])[0] for request in requests]
+
+
+def static(model: Any, requests: list[dict[str, Any]]) -> Outputs:
+    return [
+        o for at in range(0, len(requests), _STATIC_BATCH) for o in padded(model, requests[at : at + _STATIC_BATCH])
+    ]
+
+
+def continuous(model: Any, requests: list[dict[str, Any]]) -> Outputs:
+    longest = max(len(r["prompt_token_ids"]) + r["max_tokens"] for r in requests)
+    blocks = len(requests) * (-(-longest // 256) + 1)  # of 256 tokens; else it takes all the memory and zeroes it
+    manager = model.init_continuous_batching(
+        generation_config=GenerationConfig(max_new_tokens=512, do_sample=False, eos_token_id=-1, pad_token_id=_PAD),
+        continuous_batching_config=ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=512),
+    )
+    manager.start()
+    order = {
+        manager.add_request(r["prompt_token_ids"], max_new_tokens=r["max_tokens"]): i for i, r in enumerate(requests)
+    }
+    outputs: Outputs = [[] for _ in requests]
+    left = len(requests)
+    while left:
+        result = manager.get_result(timeout=1)
+        if result is not None and result.is_finished():
+            outputs[order[result.request_id]] = list(result.generated_tokens)
+            left -= 1
+        elif result is None and not manager.is_running():
+            raise RuntimeError("transformers' continuous batching stopped")
+    manager.stop(block=True)
+    return outputs
+
+
+MODES: dict[str, Callable[[Any, list[dict[str, Any]]], Outputs]] = {
+    "single": single,
+    "static": static,
+    "continuous": continuous,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m integration.benchmarks.peer_transformers")
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", required=True, type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args(argv)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+    model.generation_config.eos_token_id = None
+    requests = load_workload(args.workload)
+    MODES[args.mode](model, [{**r, "max_tokens": 4} for r in requests[:4]])  # warm-up
+    cpu, busy, start = _own_cpu(), _machine_cpu(), time.perf_counter()
+    outputs = MODES[args.mode](model, requests)
+    wall, own = time.perf_counter() - start, _own_cpu() - cpu
+    out_tok = sum(map(len, outputs))
+    figures = {
+        "mode": args.mode,
+        "wall_s": round(wall, 3),
+        "out_tok_s": round(out_tok / wall, 1),
+        "out_tok": out_tok,
+        "out_tok_per_cpu_s": round(out_tok / own, 1),
+        "foreign_cpu": round(max(0.0, _machine_cpu() - busy - own) / wall, 2),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
