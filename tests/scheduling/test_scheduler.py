@@ -157,16 +157,16 @@ def test_victim_is_the_cheapest_to_bring_back_per_block():
 
 
 def test_an_equal_prefix_is_computed_once_also_when_all_arrive_together():
-    scheduler = make_scheduler(num_blocks=200, block_size=4, budget=32, max_num_seqs=32)
-    shared = list(range(10, 10 + 80))
-    for i in range(8):
-        scheduler.add(make_request(str(i), [*shared, 500 + i], 1))
+    scheduler = make_scheduler(num_blocks=300, block_size=16, budget=512, max_num_seqs=32)
+    shared = list(range(10, 10 + 2000))
+    for i in range(32):
+        scheduler.add(make_request(str(i), [*shared, 5000 + i], 1))
     computed = 0
     while scheduler.has_work:
         plan, _ = step(scheduler)
         computed += plan.num_tokens
-    assert computed == 80 + 8  # the prefix once, one own token each
-    assert scheduler.pool.hit_tokens == 7 * 80
+    assert computed == 2000 + 32  # the prefix once, one own token each
+    assert scheduler.pool.hit_tokens == 31 * 2000
 
 
 def test_salts_do_not_share():
