@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import bentoml
 from bentoml._internal.runner.runner_handle.local import LocalRunnerRef
-from bentoml.exceptions import BentoMLException, InvalidArgument
+from bentoml._internal.runner.runner_handle.remote import RemoteRunnerClient
+from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteException
 
 from ..config import EngineConfig
 from ..request import RequestError, RequestOutput
@@ -27,6 +29,9 @@ from .loading import Loading, configured
 from .native import result
 from .openai.errors import GenerationFailed, check_outcome
 from .openai.protocol import CompletionRequest
+
+# A stream between BentoML's processes has no status: the only piece of a refused one begins like this.
+_REFUSED = "\0refused: "
 
 
 def to_runner(
@@ -94,10 +99,13 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
     async def stream(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[str, None]:
         """The completion's text as it comes. A failure breaks the stream; leaving it ends the request."""
         async with aclosing(self._open(prompt, fields)) as outputs:
-            async for output in outputs:
-                _check(output)
-                if output.delta is not None and output.delta.text:
-                    yield output.delta.text
+            try:
+                async for output in outputs:
+                    _check(output)
+                    if output.delta is not None and output.delta.text:
+                        yield output.delta.text
+            except InvalidArgument as error:
+                yield f"{_REFUSED}{error}"
 
     async def _whole(self, prompt: str | list[int], fields: dict[str, Any]) -> RequestOutput:
         last: dict[int, RequestOutput] = {}
@@ -164,6 +172,27 @@ class _Handle(LocalRunnerRef):
         return await super().async_run_method(__bentoml_method, *args, **kwargs)
 
 
+class _RemoteHandle(RemoteRunnerClient):
+    """The service's end: a refused request is `InvalidArgument` there too, so that its client gets a 400."""
+
+    async def async_run_method(self, __bentoml_method: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().async_run_method(__bentoml_method, *args, **kwargs)
+        except RemoteException as error:
+            refused = re.search(r"\[400\] (.*)", str(error), re.DOTALL)
+            if refused is None:
+                raise
+            raise InvalidArgument(refused[1]) from None
+
+    async def async_stream_method(self, __bentoml_method: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[str, None]:
+        async with aclosing(super().async_stream_method(__bentoml_method, *args, **kwargs)) as pieces:
+            async for piece in pieces:
+                if piece.startswith(_REFUSED):
+                    rest = [more async for more in pieces]
+                    raise InvalidArgument("".join((piece.removeprefix(_REFUSED), *rest)))
+                yield piece
+
+
 class ContinuousBatchingRunner(bentoml.legacy.Runner):
     """A `bentoml.legacy.Runner` whose process holds one engine. Made by `to_runner`."""
 
@@ -175,6 +204,10 @@ class ContinuousBatchingRunner(bentoml.legacy.Runner):
     def init_local(self, quiet: bool = False) -> None:
         """Starts the engine in this process; BentoML calls it in the runner's."""
         self._set_handle(_Handle)
+
+    def init_client(self, handle_class: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Connects to the runner's process; BentoML calls it in the service's."""
+        super().init_client(handle_class or _RemoteHandle, *args, **kwargs)
 
     def destroy(self) -> None:
         """Ends every request and stops the engine."""
