@@ -8,7 +8,7 @@ reference   float64, for comparison
 
 from __future__ import annotations
 
-import logging
+import os
 
 import torch
 
@@ -16,8 +16,6 @@ from ..config import EngineConfig
 from .attention import AttentionBackend, AttentionCall, ReferenceAttention, TorchAttention
 from .batch import RaggedBatch
 from .loader import LoadedModel, ModelError
-
-logger = logging.getLogger("cb_backend")
 
 
 class NativeAttention:
@@ -113,7 +111,7 @@ def choose_backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBacken
                 f"not {loaded.geometry.head_dim} in {loaded.dtype}; use 'torch'"
             )
         return backend
-    return _triton(config, loaded)
+    return _triton(loaded)
 
 
 def _native_runs(loaded: LoadedModel) -> bool:
@@ -122,29 +120,21 @@ def _native_runs(loaded: LoadedModel) -> bool:
     return supports(loaded.geometry.head_dim, loaded.dtype) and load() is not None
 
 
-def _triton(config: EngineConfig, loaded: LoadedModel) -> AttentionBackend:
-    try:
-        import triton
-    except ImportError:
-        raise ModelError(
-            "attention_backend 'triton' needs the package triton, 3.4 or newer: install a CUDA or ROCm build of "
-            "torch, or use 'torch'"
-        ) from None
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version < (3, 4):
-        raise ModelError(f"attention_backend 'triton' needs triton 3.4 or newer, not {triton.__version__}; use 'torch'")
-    if loaded.device.type == "cpu":
-        from triton import knobs
+def _triton(loaded: LoadedModel) -> AttentionBackend:
+    from cb_kernels.targets import check_support
 
-        if not knobs.runtime.interpret:
-            raise ModelError("attention_backend 'triton' needs a GPU; on a CPU use 'cpu' or 'torch'")
-    if not 16 <= loaded.geometry.head_dim <= 256:
-        raise ModelError(
-            f"attention_backend 'triton' takes head dims from 16 to 256, not {loaded.geometry.head_dim}; use 'torch'"
+    geometry = loaded.geometry
+    try:
+        check_support(
+            loaded.device,
+            head_dim=geometry.head_dim,
+            num_heads=geometry.num_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            dtype=loaded.dtype,
+            kv_dtype=loaded.dtype,
         )
-    if config.block_size not in (16, 32, 64, 128, 256):
-        raise ModelError(
-            f"attention_backend 'triton' takes block_size 16, 32, 64, 128 or 256, not {config.block_size}; "
-            "change it or use 'torch'"
-        )
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    if loaded.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ModelError("attention_backend 'triton' needs a GPU; on a CPU use 'cpu' or 'torch'")
     return TritonAttention()

@@ -54,9 +54,11 @@ class Executor:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
         """Starts one step. Raises whatever the device raises; no request state was changed then."""
-        self.storage.swap_out(plan.swap_out)
+        swap = self.storage.swap
+        swap.out(plan.swap_out)
+        swap.before_writing(_written_blocks(plan, self.storage.block_size))
         self.storage.copy(plan.copies)
-        self.storage.swap_in(plan.swap_in)
+        swap.into(plan.swap_in)
         sampled, prompt_logprobs = None, {}
         if plan.assignments:
             batch = build_batch(plan.assignments, self.storage, self.device)
@@ -140,7 +142,7 @@ class Executor:
         if len(self.storage.host):
             pair = [(0, 0)]
             per_block = (
-                self._timed(lambda: self.storage.swap_out(pair)) + self._timed(lambda: self.storage.swap_in(pair))
+                self._timed(lambda: self.storage.swap.out(pair)) + self._timed(lambda: self.storage.swap.into(pair))
             ) / 2
         return CostModel(per_block, prefill / num_tokens)
 
@@ -158,6 +160,15 @@ class Executor:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _written_blocks(plan: StepPlan, block_size: int) -> set[int]:
+    """Device blocks that the step's computation writes: copies' destinations and those of the new tokens."""
+    written = {destination for _, destination in plan.copies}
+    for item in plan.assignments:
+        first, last = item.start // block_size, (item.start + item.num_tokens - 1) // block_size
+        written.update(item.request.blocks[first : last + 1])
+    return written
 
 
 def _probe(num_tokens: int, storage: KVStorage) -> list[Assignment]:

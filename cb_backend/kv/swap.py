@@ -1,0 +1,113 @@
+"""Moves blocks between the device and host memory: swapping, and nothing else.
+
+On a CPU it is a copy within memory. On CUDA the copies run on a stream of their own, beside the step's computation:
+
+    out   waits for what computed the blocks; the step that follows waits for it only if it writes one of them
+    in    waits for what last read the blocks; the step that follows waits for it, since it reads them
+
+Both directions share one stream, so a block that leaves and comes back does so in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+
+class Streams(Protocol):
+    """The two queues of a device; `torch.cuda` has them, tests play them."""
+
+    def on_copies(self) -> AbstractContextManager[Any]:
+        """Work started inside runs on the copy stream."""
+
+    def copies_wait_for_compute(self) -> None: ...
+
+    def compute_waits_for_copies(self) -> None: ...
+
+    def mark_copies(self) -> Any:
+        """An event after all copies so far."""
+
+    def compute_waits_for(self, event: Any) -> None: ...
+
+    def is_done(self, event: Any) -> bool: ...
+
+
+class CudaStreams:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies = torch.cuda.Stream(device)
+
+    def on_copies(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._copies)
+
+    def copies_wait_for_compute(self) -> None:
+        self._copies.wait_stream(torch.cuda.current_stream(self._device))
+
+    def compute_waits_for_copies(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._copies)
+
+    def mark_copies(self) -> torch.cuda.Event:
+        return self._copies.record_event()
+
+    def compute_waits_for(self, event: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+    def is_done(self, event: torch.cuda.Event) -> bool:
+        return event.query()
+
+
+class Swap:
+    """Args:
+    device, host: [blocks, ...] tensors with equal blocks; `host` is pinned where `streams` are given.
+    streams: None copies at once on the calling thread.
+    """
+
+    def __init__(self, device: torch.Tensor, host: torch.Tensor, streams: Streams | None = None) -> None:
+        self._device = device
+        self._host = host
+        self._streams = streams
+        self._leaving: list[tuple[Any, frozenset[int]]] = []  # (event, device blocks still being read)
+
+    def out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (device block, host block) pairs to the host."""
+        if not pairs:
+            return
+        if self._streams is not None:
+            self._streams.copies_wait_for_compute()
+        with self._on_copies():
+            for device_block, host_block in pairs:
+                self._host[host_block].copy_(self._device[device_block], non_blocking=True)
+        if self._streams is not None:
+            self._leaving.append((self._streams.mark_copies(), frozenset(block for block, _ in pairs)))
+
+    def into(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (host block, device block) pairs back; what computes next sees them."""
+        if not pairs:
+            return
+        if self._streams is not None:
+            self._streams.copies_wait_for_compute()
+        with self._on_copies():
+            for host_block, device_block in pairs:
+                self._device[device_block].copy_(self._host[host_block], non_blocking=True)
+        if self._streams is not None:
+            self._streams.compute_waits_for_copies()
+
+    def before_writing(self, blocks: Collection[int]) -> None:
+        """The computation is about to write these device blocks: it waits for those still on their way out."""
+        if self._streams is None or not self._leaving:
+            return
+        waiting = []
+        for event, leaving in self._leaving:
+            if self._streams.is_done(event):
+                continue
+            if leaving.isdisjoint(blocks):
+                waiting.append((event, leaving))
+            else:
+                self._streams.compute_waits_for(event)
+        self._leaving = waiting
+
+    def _on_copies(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._streams is None else self._streams.on_copies()
