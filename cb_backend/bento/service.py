@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import bentoml
 from bentoml.exceptions import BentoMLException
 
+from ..model.source import resolve_model
 from ..request import RequestError, RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
@@ -67,6 +68,8 @@ class ContinuousBatching:
     def _make_engine(self) -> Engine:
         # The class attribute itself: looked up through the instance, BentoML would resolve it to a directory.
         config = configured(inspect.getattr_static(type(self), "model"), self.engine_config)
+        # A wrong name is told before torch is imported, which takes seconds.
+        resolve_model(config.model, config.tokenizer)
         from ..engine import Engine
         from ..telemetry import follow_bentoml, service
 

@@ -23,8 +23,8 @@ class Front:
         return answer["text"]
 
     @bentoml.api
-    async def tell(self, question: str, max_tokens: int) -> AsyncGenerator[str, None]:
-        async for text in texts(self.llm.stream(prompt=question, max_tokens=max_tokens, **GREEDY)):
+    async def tell(self, question: str, max_tokens: int, n: int = 1) -> AsyncGenerator[str, None]:
+        async for text in texts(self.llm.stream(prompt=question, max_tokens=max_tokens, n=n, **GREEDY)):
             yield text
 
     @bentoml.api

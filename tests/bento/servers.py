@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    readiness: list[int] = field(default_factory=list)  # answers of /readyz until it was ready
+
+    def is_ready(self) -> bool:
+        self.readiness.append(self.status("/readyz"))
+        return self.readiness[-1] == 200
 
     def status(self, path: str) -> int:
         """HTTP status of a GET; 0 if nobody answers."""
@@ -41,7 +46,8 @@ class Server:
             self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
+            text = answer.read().decode()
+            return json.loads(text) if answer.headers["content-type"].startswith("application/json") else text
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
         end = time.monotonic() + seconds
@@ -79,7 +85,7 @@ def serving(target: str, folder: Path, model: Path, *, wait: bool = True, **conf
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
         if wait:
-            server.until(lambda: server.status("/readyz") == 200, "ready")
+            server.until(server.is_ready, "ready")
         yield server
     finally:
         stop(process)

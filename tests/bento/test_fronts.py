@@ -39,14 +39,12 @@ async def test_32_streams_through_a_front_are_what_the_whole_answer_is(front: Se
 
 
 async def test_a_client_that_leaves_a_front_ends_its_request_in_the_engine(front: Server) -> None:
-    body = {"question": "Who is there?", "max_tokens": 900}
+    body = {"question": "Who is there?", "max_tokens": 900, "n": 16}
     with httpx.stream("POST", f"{front.url}/tell", json=body, timeout=30) as answer:
         assert answer.status_code == 200, answer.read()
         next(answer.iter_raw())
-        stats = front.post("/stats")
-        assert stats["kv_blocks_used"] > 0, stats
     front.until(lambda: front.post("/stats")["kv_blocks_used"] == 0, "no block used", seconds=10)
-    assert front.post("/stats")["finished_abort"] == 1
+    assert front.post("/stats")["finished_abort"] == 16
 
 
 async def test_a_long_stream_survives_more_requests_than_a_proxy_connection_may_have(front: Server) -> None:

@@ -31,6 +31,12 @@ def client(server: Server) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
+def test_the_probes_say_when_the_model_is_loaded(server: Server) -> None:
+    assert 503 in server.readiness
+    assert set(server.readiness) <= {0, 503, 200}
+    assert server.status("/livez") == 200
+
+
 def used_blocks(server: Server) -> float:
     return server.post("/stats")["kv_blocks_used"]
 
@@ -115,22 +121,6 @@ async def test_own_endpoints_refuse_with_the_fields_name(server: Server) -> None
             assert (answer.status_code, name in answer.text) == (400, True), answer.text
 
 
-def test_probes_wait_for_the_model_and_a_drain_for_the_stream(tiny_llama: Path, tmp_path: Path) -> None:
-    with serving("integration.service:LLM", tmp_path, tiny_llama, wait=False) as server:
-        statuses = []
-        server.until(lambda: statuses.append(server.status("/readyz")) or statuses[-1] == 200, "ready")
-        assert 503 in statuses
-        assert set(statuses) <= {0, 503, 200}
-        assert server.status("/livez") == 200
-        body = {"model": "tiny", "prompt": "A", "stream": True, "ignore_eos": True, **LONG}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert server.process.wait(20) == 0
-
-
 def test_a_model_that_cannot_be_loaded_fails_the_liveness_probe_and_says_why(tmp_path: Path) -> None:
     with serving("integration.service:LLM", tmp_path, tmp_path / "nowhere", wait=False) as server:
         server.until(lambda: server.status("/livez") == 503, "not alive")
@@ -139,3 +129,14 @@ def test_a_model_that_cannot_be_loaded_fails_the_liveness_probe_and_says_why(tmp
         assert answer.status_code == 503
         assert "nowhere" in answer.json()["error"]["message"]
         assert "the model could not be loaded" in server.log.read_text()
+
+
+def test_a_server_that_is_asked_to_stop_finishes_its_streams(server: Server) -> None:
+    """The last test of this file: it ends the server."""
+    body = {"model": "tiny", "prompt": "A", "stream": True, "ignore_eos": True, **LONG}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert server.process.wait(20) == 0

@@ -6,12 +6,12 @@
 
 `GET /models`, `GET /models/{id}`, `POST /completions`, `POST /chat/completions`. A client that leaves, before or after
 the first token, ends its request in the engine. A failure before the first byte has a status of its own; one after it
-is an `error` event, and `[DONE]` does not come.
+is an `error` event, and `[DONE]` does not come. `x-request-class` in the headers is `request_class` for clients that
+cannot add fields. There is no authentication: who reaches the port may use it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import uuid
@@ -29,20 +29,23 @@ from starlette.routing import Route
 from ...request import RequestError, SamplingParams
 from ...telemetry import request_context
 from ...telemetry.semconv import CHAT, TEXT_COMPLETION
+from ...text.tools import call_format
 from .answers import ChatAnswer, CompletionAnswer
 from .connection import read_json, while_connected
 from .errors import ClientLeft, GenerationFailed, error_response
 from .generation import Job, answer
 from .logprobs import TokenTexts
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .rendering import render_chat
 from .stream import Reply
+from .tool_answers import ToolChatAnswer
 
 logger = logging.getLogger("cb_backend")
 
-MAX_BODY_BYTES = 8 * 2**20
-# A chat of more bytes than this is rendered and tokenized off the event loop.
-_RENDER_INLINE = 20_000
+MAX_BODY_BYTES = 16 * 2**20
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_NOT_SERVED = ("/embeddings", "/responses", "/moderations", "/images/generations", "/audio/speech")
 
 FindEngine = Callable[[], Any]
 R = TypeVar("R", bound=GenerationRequest)
@@ -64,6 +67,8 @@ def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> S
             Route("/models/{model:path}", models.retrieve),
             Route("/completions", completions, methods=["POST"]),
             Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
+            # BentoML answers what no route here matches, in a shape that OpenAI's clients cannot read.
+            *(Route(path, _not_served, methods=["POST"]) for path in _NOT_SERVED),
         ],
         exception_handlers={HTTPException: _http_exception},
     )
@@ -147,6 +152,8 @@ class _GenerationRoute(Generic[R]):
             engine = _ready(self._find)
             call = self.PARSER.parse(body)
             _check_model(engine, call.model)
+            if call.request_class is None and "x-request-class" in request.headers:
+                call = call.model_copy(update={"request_class": request.headers["x-request-class"]})
             # A client may use its id twice at once; the engine's must be its own.
             job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
             await while_connected(receive, answer(engine, job, reply))
@@ -198,20 +205,21 @@ class _Chats(_GenerationRoute[ChatRequest]):
             raise RequestError(
                 "this model has no tokenizer: use /v1/completions with token ids", param="messages", code="no_tokenizer"
             )
-        options = call.template_options()
-        if _size(call.messages) > _RENDER_INLINE:
-            ids = await asyncio.to_thread(engine.chat.render, call.messages, **options)
-        else:
-            ids = engine.chat.render(call.messages, **options)
+        tools = call.tool_set()
+        ids = await render_chat(engine.chat, call, tools)
         texts = self._token_texts(engine, params)
-        answer = ChatAnswer(ident, engine.model_name, params, texts, call.include_usage)
         context = request_context(CHAT, stream=bool(call.stream), messages=call.messages)
-        return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context)
-
-
-def _size(messages: list[Any]) -> int:
-    """Characters of the messages, roughly: only large ones matter."""
-    return sum(len(repr(m.get("content"))) if isinstance(m, dict) else 0 for m in messages)
+        shared = (ident, engine.model_name)
+        if tools is None:
+            answer = ChatAnswer(*shared, params, texts, call.include_usage)
+            return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context)
+        style = call_format(call.chat_template or engine.chat.source)
+        grammar = tools.grammar(style)
+        if grammar is not None:
+            params = params.model_copy(update={"response_format": grammar})
+        answer = ToolChatAnswer(*shared, params, texts, call.include_usage, tools, style)
+        options, field = call.engine_options(), "response_format" if grammar is None else "tools"
+        return Job([ids], params, options, bool(call.stream), answer, ident, context, field)
 
 
 def _headers(request_id: str) -> dict[str, str]:
@@ -220,6 +228,11 @@ def _headers(request_id: str) -> dict[str, str]:
     if span.is_valid:
         headers["X-BentoML-Trace-ID"] = f"{span.trace_id:032x}"
     return headers
+
+
+async def _not_served(request: Request) -> Response:
+    message = f"{request.url.path}: not served; there are /v1/models, /v1/completions and /v1/chat/completions"
+    return error_response(RequestError(message, status=404, code="unsupported_endpoint"), {})
 
 
 async def _http_exception(request: Request, error: Any) -> Response:

@@ -38,13 +38,14 @@ class ScriptedEngine:
     `opened` and `closed` hold the request ids whose streams were begun and ended.
     """
 
-    def __init__(self, script: Sequence[Any], *, ready: bool = True) -> None:
+    def __init__(self, script: Sequence[Any], *, ready: bool = True, template: str = "") -> None:
         self.script = script
         self.is_ready = ready
         self.model_name = "scripted"
         self.max_model_len = 100
         self.tokenizer = None
         self.chat = self
+        self.source = template
         self.opened: list[str] = []
         self.closed: list[str] = []
         self.waiting = asyncio.Event()  # set when a stream waits for an event of the script

@@ -114,7 +114,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": 2}, "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"store": True}, "store"),
