@@ -6,6 +6,9 @@ used.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from .bento.openai.app import openai_app
     from .bento.runner import to_runner
     from .bento.service import ContinuousBatching, llm_service
+    from .bento.timeline import timeline
     from .engine import Engine
 
 # Imported when first asked for: the engine loads torch, the others bentoml.
@@ -25,7 +29,14 @@ _LAZY = {
     "llm_service": "bento.service",
     "to_runner": "bento.runner",
     "openai_app": "bento.openai.app",
+    "timeline": "bento.timeline",
 }
+
+# A Bento and a checkout hold sources, with cb_kernels in a folder beside this package (docs/design.md, "The house"). An
+# environment that serves them may not have the project installed.
+_KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+if _KERNELS.is_dir() and find_spec("cb_kernels") is None:
+    sys.path.append(str(_KERNELS))
 
 __all__ = [
     "AdmissionConfig",
@@ -38,6 +49,7 @@ __all__ = [
     "__version__",
     "llm_service",
     "openai_app",
+    "timeline",
     "to_runner",
 ]
 
