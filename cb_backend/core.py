@@ -133,7 +133,10 @@ class EngineCore:
         in_flight: _Step | None = None
         try:
             while True:
-                self._receive(wait=not self.scheduler.has_work and in_flight is None)
+                idle = not self.scheduler.has_work and in_flight is None
+                if idle:
+                    self.scheduler.check()
+                self._receive(wait=idle)
                 if self._stopping:
                     break
                 self._hand_out(self.scheduler.expire(time.monotonic()))

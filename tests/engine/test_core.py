@@ -231,3 +231,13 @@ def test_random_ends_while_steps_overlap_leak_nothing(start):
         for _ in range(1 + i % 3):  # one end per choice
             assert reader.all()[1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT)
     assert idle(core)
+
+
+def test_a_leak_is_found_as_soon_as_the_engine_is_idle(start):
+    core = start(num_blocks=64)
+    ask(core, "r").all()
+    assert idle(core)
+    core.call(lambda: core.scheduler.pool.allocate(1))  # nobody owns it
+    core._thread.join(10)
+    assert not core.is_alive
+    assert "reference counts differ" in str(core.fault)
