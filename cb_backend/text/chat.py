@@ -35,6 +35,11 @@ class ChatTemplate:
     def available(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
+    @property
+    def source(self) -> str:
+        """The template itself, or all of them: for looking at what it knows."""
+        return str(self._tokenizer.chat_template or "")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

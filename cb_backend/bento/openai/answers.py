@@ -100,11 +100,7 @@ class ChatAnswer(Answer):
         delta = output.delta
         text = "" if delta is None else delta.text
         news = delta.logprobs if self._tokens is not None and delta is not None else None
-        role = b""
-        if first:
-            head = b'"delta":{"role":"assistant","content":""}'
-            parts = (self._open, b"%d," % choice, head, b',"logprobs":null,"finish_reason":null', self._close)
-            role = b"".join(parts)
+        role = self._role(choice) if first else b""
         if not text and not news and output.finish_reason is None:
             return role
         content = b'"delta":{"content":' + orjson.dumps(text) + b"}" if text or news else b'"delta":{}'
@@ -121,6 +117,11 @@ class ChatAnswer(Answer):
             "finish_reason": finish_reason(output),
             "stop_reason": output.stop_reason,
         }
+
+    def _role(self, choice: int) -> bytes:
+        head = b'"delta":{"role":"assistant","content":""}'
+        parts = (self._open, b"%d," % choice, head, b',"logprobs":null,"finish_reason":null', self._close)
+        return b"".join(parts)
 
     def _logprobs(self, news: Sequence[Logprob] | None) -> bytes:
         return b"null" if not news or self._tokens is None else orjson.dumps(chat_logprobs(self._tokens, news))

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ...request import RequestOutput, SamplingParams
+from ...request import RequestError, RequestOutput, SamplingParams
 from .answers import Answer
 from .errors import check_outcome
 from .stream import Reply
@@ -28,10 +28,21 @@ class Job:
     answer: Answer
     ident: str
     trace_context: Any
+    grammar_field: str = "response_format"  # what the client sent that became the grammar
 
 
 async def answer(engine: Any, job: Job, reply: Reply) -> None:
     """Generates and sends; raises what `_outputs` raises."""
+    try:
+        await _answer(engine, job, reply)
+    except RequestError as error:
+        if job.grammar_field == "response_format" or not (error.param or "").startswith("response_format"):
+            raise
+        message = error.message.replace(f"'{error.param}'", f"'{job.grammar_field}'")
+        raise RequestError(message, param=job.grammar_field, code=error.code) from None
+
+
+async def _answer(engine: Any, job: Job, reply: Reply) -> None:
     async with aclosing(_outputs(engine, job)) as outputs:
         if not job.stream:
             last: dict[int, RequestOutput] = {}

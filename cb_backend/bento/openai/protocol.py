@@ -4,7 +4,7 @@ Names are OpenAI's, and vLLM's for what OpenAI does not have. Types are strict: 
 integer, null means absent. One rule for fields that do nothing here:
 
 - fields that cannot change the text (`user`, `metadata`, `prompt_cache_key`, ...) are accepted and have no effect;
-- fields that would change the text and are not supported (`suffix`, `tools`, `best_of`, ...) are refused with 400,
+- fields that would change the text and are not supported (`suffix`, `functions`, `best_of`, ...) are refused with 400,
   except with the value that means "off";
 - a field that neither OpenAI nor this server knows is refused with 400, so that a misspelt option cannot go unnoticed.
 
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...request import RequestError, SamplingParams, request_error
+from ...text.tools import ToolSet
 
 MAX_PROMPTS = 1024
 MAX_BIASES = 4096
@@ -182,8 +183,6 @@ class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`. Messages are checked where they are rendered (text/chat.py)."""
 
     REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -204,10 +203,26 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
     # Without effect on the text.
-    parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
+
+    def tool_set(self) -> ToolSet | None:
+        """What may be called; None if nothing is to be.
+
+        Raises:
+            RequestError: names the first field at fault, also if the answer would have to fit two grammars.
+        """
+        tools = ToolSet.parse(self.tools, self.tool_choice, self.parallel_tool_calls)
+        format_type = (self.response_format or {}).get("type", "text")
+        if tools is not None and tools.forced and format_type != "text":
+            raise RequestError(
+                f"'tool_choice': a forced call excludes response_format {format_type!r:.80}", param="tool_choice"
+            )
+        return tools
 
     def template_options(self) -> dict[str, Any]:
         """Keyword arguments of `ChatTemplate.render`.
