@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator
 import bentoml
 
 import cb_backend
-from cb_backend.bento.native import texts
 
 # The model's service must be at the top level of a module. `llm_service` sets the timeouts and connection limits that
 # keep long streams whole, and takes every option of bentoml.service, such as resources={"gpu": 1}.
@@ -30,8 +29,10 @@ class Front:
 
     @bentoml.api
     async def tell(self, question: str, max_tokens: int = 64) -> AsyncGenerator[str, None]:
-        """The answer as it comes. A client that leaves ends the request in the engine."""
+        """The answer as it comes, in server-sent events. A client that leaves ends the request in the engine."""
         chat = [{"role": "user", "content": question}]
-        # `stream` gives events; `texts` takes the text out of them, and raises when an answer failed or was cut off.
-        async for text in texts(self.llm.stream(messages=chat, max_tokens=max_tokens)):
-            yield text
+        # Passed on as they are, the events also tell of a failure. `cb_backend.bento.native.texts(...)` around the
+        # stream gives the bare text and raises on a failure; but what a front raises after its first piece, BentoML
+        # hides from the client.
+        async for events in self.llm.stream(messages=chat, max_tokens=max_tokens):
+            yield events

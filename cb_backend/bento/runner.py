@@ -69,8 +69,12 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
     def __init__(self, config: dict[str, Any]) -> None:
         def make() -> Any:
             from ..engine import Engine
+            from ..telemetry import follow_bentoml, service
 
-            return Engine(EngineConfig(**config))
+            follow_bentoml()
+            engine = Engine(EngineConfig(**config))
+            engine.observe = service
+            return engine
 
         self.loading = Loading(make)
 
@@ -100,6 +104,8 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
         """The completion's text as it comes. A failure breaks the stream; leaving it ends the request."""
         async with aclosing(self._open(prompt, fields)) as outputs:
             try:
+                if fields.get("n") not in (None, 1):
+                    raise InvalidArgument("'n': a stream of text has one choice")
                 async for output in outputs:
                     _check(output)
                     if output.delta is not None and output.delta.text:

@@ -114,9 +114,9 @@ class ContinuousBatching:
         self, prompt: Any = None, messages: Any = None, *, ctx: bentoml.Context = None, **fields: Any
     ) -> AsyncGenerator[str, None]:
         """Completes a prompt or answers a chat, as server-sent events (native.py)."""
-        asked = {**fields, "prompt": prompt, "messages": messages}
+        await self._wait_without_probes(ctx)
         try:
-            outputs = await self._open({key: value for key, value in asked.items() if value is not None}, stream=True)
+            outputs = await self._open({**fields, "prompt": prompt, "messages": messages}, stream=True)
         except RequestError as error:
             raise _refused(error, ctx) from None
         async with aclosing(outputs):
@@ -148,6 +148,8 @@ class ContinuousBatching:
     # -- from fields to outputs -------------------------------------------------------------------------------------
 
     async def _whole(self, fields: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        await self._wait_without_probes(ctx)
+
         async def collect() -> RequestOutput:
             last: dict[int, RequestOutput] = {}
             async with aclosing(await self._open(fields, stream=False)) as outputs:
@@ -163,6 +165,11 @@ class ContinuousBatching:
             return {}
         except (RequestError, GenerationFailed) as error:
             raise _refused(error, ctx) from None
+
+    async def _wait_without_probes(self, ctx: Any) -> None:
+        """A call within the process (a dependency that is not served on its own) waits for the model instead."""
+        if ctx is None and not self.__is_ready__():
+            await asyncio.to_thread(self._start().wait)
 
     async def _open(self, fields: dict[str, Any], *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
         """

@@ -67,6 +67,34 @@ async def test_legacy_calls_run_together_and_return_what_a_pipeline_returned(leg
     assert [{"generated_text": "The cache" + text.text} for text in texts] == [answers[0].json()[0]] * 32
 
 
+async def test_clients_that_leave_a_legacy_service_leave_no_block_used(legacy: Server) -> None:
+    body = {"prompt": "Who is there?", "max_tokens": 900, "ignore_eos": True}
+
+    async def read(number: int) -> int:
+        async with (
+            httpx.AsyncClient(timeout=60) as client,
+            client.stream("POST", f"{legacy.url}/stream", json=body) as it,
+        ):
+            received = 0
+            async for piece in it.aiter_raw():
+                received += len(piece)
+                if number % 2:
+                    return 0
+            return received
+
+    counts = await asyncio.gather(*(read(number) for number in range(16)))
+    assert min(counts[::2]) > 500
+
+    def settled() -> bool:
+        metrics = httpx.get(f"{legacy.url}/metrics").text
+        return (
+            'cb_kv_blocks{model="tiny",state="used"} 0.0' in metrics
+            and 'reason="abort",request_class="default"} 8.0' in metrics
+        )
+
+    legacy.until(settled, "no block used, 8 aborts", seconds=10)
+
+
 async def test_a_bad_legacy_stream_breaks_and_tells_the_service_why(legacy: Server) -> None:
     # A legacy service has sent its status by then.
     async with httpx.AsyncClient(timeout=60) as client:
