@@ -1,8 +1,8 @@
 """Keeps BentoML's tracing from exporting one span per streamed chunk.
 
 OpenTelemetry's ASGI instrumentation makes a span for every `http.response.body` message, so an answer of 500 tokens
-is 500 spans; BentoML 1.4.40 has no option for it. The spans carry `asgi.event.type`, and are dropped on their way
-to the exporters.
+is 500 spans; BentoML 1.4.40 has no option for it. The spans are dropped on their way to the exporters. They carry
+`asgi.event.type`, but for a `receive` that is cancelled, which only its scope and kind tell from the server's span.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from opentelemetry.trace import SpanKind
+
 logger = logging.getLogger("cb_backend")
 
 _MARK = "asgi.event.type"
+_SCOPE = "opentelemetry.instrumentation.asgi"
 
 
 class DropChunkSpans:
@@ -25,11 +28,18 @@ class DropChunkSpans:
         self._inner.on_start(span, parent_context)
 
     def on_end(self, span: Any) -> None:
-        if _MARK not in (span.attributes or {}):
+        if not _is_of_a_message(span):
             self._inner.on_end(span)
 
     def __getattr__(self, name: str) -> Any:  # shutdown, force_flush and what later versions of the SDK call
         return getattr(self._inner, name)
+
+
+def _is_of_a_message(span: Any) -> bool:
+    if _MARK in (span.attributes or {}):
+        return True
+    scope = span.instrumentation_scope
+    return span.kind is SpanKind.INTERNAL and scope is not None and scope.name == _SCOPE
 
 
 def drop_chunk_spans(provider: Any) -> bool:

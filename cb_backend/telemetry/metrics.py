@@ -69,8 +69,9 @@ class Metrics:
         self._failed_steps = self._of("cb_engine_errors_total", "step")
         self._failed_requests = self._of("cb_engine_errors_total", "request")
         self._blocks = {state: self._of("cb_kv_blocks", state) for state in ("used", "cached", "free")}
-        # There from the start, or Prometheus would not see the first refusal as an increase.
+        # There from the start, or Prometheus would not see the first one as an increase.
         self._of("cb_requests_refused_total", self._refusals("queue_full"))
+        self._of("cb_deadline_misses_total", self._classes(""))
         size, blocks = str(int(stats["block_size"])), str(int(stats["kv_blocks"]))
         self._of("vllm:cache_config_info", size, blocks).set(1)
         self.refresh(stats)

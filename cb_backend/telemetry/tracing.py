@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -322,7 +322,8 @@ def _content(root: _Root, requests: list[Request], decode: Callable[[Sequence[in
     """Prompt and answers in the conventions' message form, as JSON text."""
     first = requests[0]
     if root.caller.messages is not None:
-        asked = [_message(m.get("role", "user"), m.get("content")) for m in root.caller.messages]
+        messages = [m for m in root.caller.messages if isinstance(m, Mapping)]
+        asked = [_message(m.get("role", "user"), m.get("content")) for m in messages]
     else:
         asked = [_message("user", decode(first.token_ids[: first.prompt_len]))]
     answers = [

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind
 
 from cb_backend.request import Assignment, FinishReason, StepPlan
 from cb_backend.telemetry import setup
@@ -65,7 +66,10 @@ def test_chunk_spans_are_dropped_and_all_others_kept():
         span = tracer.start_span(name)
         span.set_attributes(attributes)  # after the start, as the instrumentation does
         span.end()
-    assert [span.name for span in exporter.get_finished_spans()] == ["POST /v1"]
+    asgi = provider.get_tracer("opentelemetry.instrumentation.asgi")
+    asgi.start_span("POST /v1 http receive").end()  # cancelled before a message came: nothing but its scope tells
+    asgi.start_span("POST /v2", kind=SpanKind.SERVER).end()
+    assert [span.name for span in exporter.get_finished_spans()] == ["POST /v1", "POST /v2"]
     assert provider.force_flush(100)
 
 
