@@ -35,9 +35,10 @@ MAX_CLASS_LENGTH = 64
 HALF_LIFE = 512
 FORMAT = 1
 
-# Observations beyond the current length at which a level gets half of the weight.
+# Observations beyond the current length at which a level gets half of the weight. A class is usually like the others;
+# that everybody uses up max_tokens is believed only until there are observations.
 CLASS_PRIOR = 8.0
-MODEL_PRIOR = 1.0
+MODEL_PRIOR = 0.5
 
 NEVER_ENDS = -1  # in place of a row: an output that can only be cut, at max_tokens
 

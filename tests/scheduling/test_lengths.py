@@ -115,7 +115,7 @@ def test_a_question_between_two_steps_keeps_the_running_requests():
 
 def test_mean_and_variance_by_hand():
     curves = curves_of(*(("", length, True) for length in (1, 2, 2, 4)))
-    # Known outputs have mean 9/4 and mean square 25/4; one part in five is the prior: 10 tokens for sure.
+    # Known outputs have mean 9/4 and mean square 25/4; half a part in 4.5 is the prior: 10 tokens for sure.
     mean = prior_mixed(9 / 4, 4, otherwise=10.0)
     square = prior_mixed(25 / 4, 4, otherwise=100.0)
     assert curves.remaining("", 0, 10) == pytest.approx((mean, square - mean**2), rel=1e-6)
