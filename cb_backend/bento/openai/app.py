@@ -4,7 +4,8 @@
     @bentoml.service
     class LLM(cb_backend.ContinuousBatching): ...
 
-`GET /models`, `GET /models/{id}`, `POST /completions`, `POST /chat/completions`. A client that leaves, before or after
+`GET /models`, `GET /models/{id}`, `POST /completions`, `POST /chat/completions`, `POST /tokenize`, `POST /detokenize`;
+under a path that ends in `/v1`, all others are answered with OpenAI's error too. A client that leaves, before or after
 the first token, ends its request in the engine. A failure before the first byte has a status of its own; one after it
 is an `error` event, and `[DONE]` does not come. `x-request-class` in the headers is `request_class` for clients that
 cannot add fields. There is no authentication: who reaches the port may use it.
@@ -24,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from ...request import RequestError, SamplingParams
 from ...telemetry import request_context
@@ -38,6 +39,7 @@ from .logprobs import TokenTexts
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .rendering import render_chat
 from .stream import Reply
+from .tokens import TokenRoutes
 from .tool_answers import ToolChatAnswer
 
 logger = logging.getLogger("cb_backend")
@@ -46,6 +48,8 @@ MAX_BODY_BYTES = 16 * 2**20
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 _NOT_SERVED = ("/embeddings", "/responses", "/moderations", "/images/generations", "/audio/speech")
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 FindEngine = Callable[[], Any]
 R = TypeVar("R", bound=GenerationRequest)
@@ -61,14 +65,18 @@ def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> S
     find = _find_in_service if engine is None else lambda: engine
     models = _Models(find)
     completions = _Completions(find, max_body_bytes)
+    tokens = TokenRoutes(lambda: _ready(find), _check_model, max_body_bytes)
     return Starlette(
         routes=[
             Route("/models", models.list),
             Route("/models/{model:path}", models.retrieve),
             Route("/completions", completions, methods=["POST"]),
             Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
             # BentoML answers what no route here matches, in a shape that OpenAI's clients cannot read.
-            *(Route(path, _not_served, methods=["POST"]) for path in _NOT_SERVED),
+            *(Route(path, _not_served, methods=_METHODS) for path in _NOT_SERVED),
+            _Rest("/{rest:path}", _not_served, methods=_METHODS),
         ],
         exception_handlers={HTTPException: _http_exception},
     )
@@ -230,8 +238,22 @@ def _headers(request_id: str) -> dict[str, str]:
     return headers
 
 
+class _Rest(Route):
+    """Every path that is left. Elsewhere than under `/v1` the service around this app has routes of its own there."""
+
+    def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, MutableMapping[str, Any]]:
+        if not scope.get("root_path", "").endswith("/v1"):
+            return Match.NONE, {}
+        found, child = super().matches(scope)
+        # Only partial: a known path with the wrong method is found first and says 405.
+        return (Match.PARTIAL if found is Match.FULL else found), child
+
+
 async def _not_served(request: Request) -> Response:
-    message = f"{request.url.path}: not served; there are /v1/models, /v1/completions and /v1/chat/completions"
+    message = (
+        f"{request.method} {request.url.path[:200]}: not served; there are GET /v1/models and POST /v1/completions, "
+        "/v1/chat/completions, /v1/tokenize and /v1/detokenize"
+    )
     return error_response(RequestError(message, status=404, code="unsupported_endpoint"), {})
 
 

@@ -101,7 +101,7 @@ class GenerationRequest(BaseModel):
         try:
             request = cls(**kept)
         except ValidationError as error:
-            raise _refusal(error) from None
+            raise refusal(error) from None
         if request.stream_options is not None and not request.stream:
             raise RequestError("'stream_options': only allowed with stream: true", param="stream_options")
         return request
@@ -285,7 +285,8 @@ def _not_empty(prompt: Any, where: str) -> Any:
     return prompt
 
 
-def _refusal(error: ValidationError) -> RequestError:
+def refusal(error: ValidationError) -> RequestError:
+    """The first fault that pydantic found, with the field as the client named it."""
     first = error.errors()[0]
     field = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":

@@ -9,7 +9,7 @@ from ...text.tools import ToolSet, conversation_with_tools, knows_tools
 from .protocol import ChatRequest
 
 # A chat of more characters than this is rendered and tokenized off the event loop.
-_INLINE = 20_000
+INLINE = 20_000
 
 
 async def render_chat(chat: ChatTemplate, call: ChatRequest, tools: ToolSet | None) -> list[int]:
@@ -17,7 +17,7 @@ async def render_chat(chat: ChatTemplate, call: ChatRequest, tools: ToolSet | No
     Raises:
         RequestError: names the message or option at fault.
     """
-    if _size(call) > _INLINE:
+    if _size(call) > INLINE:
         return await asyncio.to_thread(_render, chat, call, tools)
     return _render(chat, call, tools)
 
