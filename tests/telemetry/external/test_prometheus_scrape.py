@@ -21,7 +21,8 @@ REQUESTS = 60
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, tiny_llama):
     folder = tmp_path_factory.mktemp("served")
-    service = Served(folder, tiny_llama, CB_BLOCK_SIZE="16", CB_NUM_KV_BLOCKS="60", CB_ADMISSION__POLICY="prompt")
+    sizes = {"CB_BLOCK_SIZE": "16", "CB_NUM_KV_BLOCKS": "60", "CB_ADMISSION__POLICY": "prompt"}
+    service = Served(folder, tiny_llama, CB_TIMELINE="1", **sizes)
     yield service
     service.stop()
 
@@ -149,3 +150,11 @@ def test_every_query_of_the_dashboard_runs(seen, prometheus):
             if not prometheus.ask(query):
                 empty.add(panel["title"])
     assert empty == set()
+
+
+def test_the_timeline_page_of_the_service_shows_the_same_load(seen, served):
+    page = httpx.get(f"{served.url}/cb/timeline", follow_redirects=True)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    recording = httpx.get(f"{served.url}/cb/timeline/data").json()
+    assert recording["last_step"] >= len(recording["steps"]) > 100
+    assert {row["class"] for row in recording["rows"]} == {"load"}
