@@ -84,7 +84,7 @@ base_image() {
 
 build_bento() {
     # The kernels are compiled here, by this machine's compiler; they need glibc 2.14 of the image (docs/packaging.md).
-    "$bin/python" -m cb_kernels.cpu.build || echo "no native kernels: the image will be slower" >&2
+    PYTHONPATH=$root/kernels "$bin/python" -m cb_kernels.cpu.build || echo "no native kernels: the image will be slower" >&2
     tag=$(CB_BASE_IMAGE=$base bentoml build -f "$bento" -o tag . | sed -n 's/^__tag__://p')
     [ -n "$tag" ]
 }
