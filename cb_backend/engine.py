@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -191,7 +191,7 @@ class Engine:
         request_class: str | None = None,
         salt: str | None = None,
         trace_context: Any = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yields outputs as their tokens come; the last one of each choice has a `finish_reason`.
 
         Closing the generator (or cancelling the task that reads it) ends the request in the engine.

@@ -129,7 +129,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
             engine = self.loading.ready_engine()
             call = CompletionRequest.parse({"model": engine.model_name, "prompt": prompt, **fields})
             stream = engine.stream(prompt, call.sampling(), **call.engine_options())
-            async with aclosing(stream) as outputs:  # type: ignore[type-var]
+            async with aclosing(stream) as outputs:
                 async for output in outputs:
                     yield output
         except RequestError as error:

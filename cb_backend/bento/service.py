@@ -196,9 +196,7 @@ class ContinuousBatching:
             if len(prompts) != 1:
                 raise RequestError("'prompt': one prompt at a time here; see /v1/completions", param="prompt")
             prompt = prompts[0]
-        return engine.stream(  # type: ignore[return-value]
-            prompt, call.sampling(), trace_context=context, **call.engine_options()
-        )
+        return engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
 
 
 def llm_service(

@@ -15,7 +15,7 @@ from integration.service import LLM
 
 # For a distribution that it knows, BentoML puts git and a C++ compiler into the image (about 350 MB). The engine needs
 # neither: the native CPU kernels come compiled (docs/packaging.md). A name that BentoML does not know keeps them out.
-LLM.image = bentoml.images.Image(
+LLM.image = bentoml.images.Image(  # type: ignore[attr-defined]
     base_image=os.environ.get("CB_BASE_IMAGE", "python:3.11-slim"),
     distro="minimal",
     python_version="3.11",
