@@ -23,10 +23,10 @@ STAMP := $(VENV)/.installed
 NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test lint type check clean
+.PHONY: help install model serve bento test packaging-test image-test docs lint type check clean
 
 help: ## List the targets and the variables.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables (now): PYTHON=$(PYTHON) VENV=$(VENV) HOST=$(HOST) PORT=$(PORT) SERVICE=$(SERVICE)"
 	@echo "  TORCH_INDEX=$(TORCH_INDEX) TRITON=$(TRITON) TESTS=$(TESTS) PYTEST_ARGS=$(PYTEST_ARGS)"
 	@echo "  BENTOML_HOME=$${BENTOML_HOME:-$$HOME/bentoml (default)} holds the models; CB_<FIELD> sets the engine (README.md)."
@@ -48,10 +48,25 @@ model: $(STAMP) ## Fetch the demo model into the BentoML model store.
 	@$(BIN)/python -m cb_backend.bento.models fetch $(DEMO_MODEL)
 
 serve: model ## Serve on http://HOST:PORT (HOST=0.0.0.0 opens it to the network).
+	@$(BIN)/python -c 'import socket, sys; sys.exit("error: port $(PORT) is in use: stop what listens there, or set PORT=" \
+	    if socket.socket().connect_ex(("$(HOST)", $(PORT))) == 0 else 0)'
 	$(BIN)/bentoml serve $(SERVICE) --host $(HOST) --port $(PORT)
 
 test: model ## Run the tests.
 	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+
+bento: model ## Build the Bento of the demo service into the BentoML store, with compiled kernels.
+	$(BIN)/bentoml build
+
+packaging-test: model ## Install wheel and sdist in clean environments and serve a Bento without a network (minutes).
+	$(BIN)/python -m tests.packaging.matrix
+
+image-test: model ## Build the CPU image with buildah and run it as a cluster would (Debian, root, minutes).
+	CB_INSTALL_TOOLS=1 VENV=$(VENV) integration/container/build_and_check.sh
+
+docs: $(STAMP) ## Build the documentation site into site/.
+	@test -x $(BIN)/mkdocs || $(BIN)/python -m pip install -q --prefer-binary -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP) ## Check style and formatting.
 	$(BIN)/ruff check .
@@ -63,6 +78,6 @@ type: $(STAMP) ## Check types.
 check: lint type ## Everything that reads the code without running it.
 
 clean: ## Remove the virtual environment and what builds and tests left.
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info kernels/*.egg-info
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info kernels/*.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 	find kernels -name '*.so' -delete
