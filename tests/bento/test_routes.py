@@ -10,7 +10,7 @@ import pytest
 from cb_backend import Engine
 
 
-@pytest.mark.parametrize("path", ["/embeddings", "/responses"])
+@pytest.mark.parametrize("path", ["/embeddings", "/moderations"])
 async def test_a_route_of_openai_that_is_not_served_says_what_is(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.post(path, json={"model": "tiny", "input": "a"})
     assert answer.status_code == 404

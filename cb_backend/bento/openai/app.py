@@ -4,7 +4,7 @@
     @bentoml.service
     class LLM(cb_backend.ContinuousBatching): ...
 
-`GET /models`, `GET /models/{id}`, `POST /completions`, `POST /chat/completions`, `POST /tokenize`, `POST /detokenize`;
+`GET /models`, `GET /models/{id}`, `POST /completions`, `/chat/completions`, `/responses`, `/tokenize`, `/detokenize`;
 under a path that ends in `/v1`, all others are answered with OpenAI's error too. A client that leaves, before or after
 the first token, ends its request in the engine. A failure before the first byte has a status of its own; one after it
 is an `error` event, and `[DONE]` does not come. `x-request-class` in the headers is `request_class` for clients that
@@ -38,6 +38,7 @@ from .generation import Job, answer
 from .logprobs import TokenTexts
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .rendering import render_chat
+from .responses import ResponsesAnswer, ResponsesRequest
 from .stream import Reply
 from .tokens import TokenRoutes
 from .tool_answers import ToolChatAnswer
@@ -47,7 +48,7 @@ logger = logging.getLogger("cb_backend")
 MAX_BODY_BYTES = 16 * 2**20
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-_NOT_SERVED = ("/embeddings", "/responses", "/moderations", "/images/generations", "/audio/speech")
+_NOT_SERVED = ("/embeddings", "/moderations", "/images/generations", "/audio/speech")
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -72,6 +73,7 @@ def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> S
             Route("/models/{model:path}", models.retrieve),
             Route("/completions", completions, methods=["POST"]),
             Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
+            Route("/responses", _Responses(find, max_body_bytes), methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
             # BentoML answers what no route here matches, in a shape that OpenAI's clients cannot read.
@@ -209,10 +211,7 @@ class _Chats(_GenerationRoute[ChatRequest]):
 
     async def _prepare(self, engine: Any, call: ChatRequest, ident: str) -> Job:
         params = call.sampling()
-        if engine.chat is None:
-            raise RequestError(
-                "this model has no tokenizer: use /v1/completions with token ids", param="messages", code="no_tokenizer"
-            )
+        _check_chat(engine, "messages")
         tools = call.tool_set()
         ids = await render_chat(engine.chat, call, tools)
         texts = self._token_texts(engine, params)
@@ -228,6 +227,37 @@ class _Chats(_GenerationRoute[ChatRequest]):
         answer = ToolChatAnswer(*shared, params, texts, call.include_usage, tools, style)
         options, field = call.engine_options(), "response_format" if grammar is None else "tools"
         return Job([ids], params, options, bool(call.stream), answer, ident, context, field)
+
+
+class _Responses(_GenerationRoute[ResponsesRequest]):
+    PARSER = ResponsesRequest
+    PREFIX = "resp"
+
+    async def _prepare(self, engine: Any, call: ResponsesRequest, ident: str) -> Job:
+        params, messages = call.sampling(), call.messages()
+        _check_chat(engine, "input")
+        try:
+            ids = await render_chat(engine.chat, ChatRequest(model=call.model, messages=messages), None)
+        except RequestError as error:
+            if not (error.param or "").startswith("messages"):
+                raise
+            # `instructions` came first: the client counts its own items.
+            number = re.match(r"messages\.(\d+)", error.param or "")
+            old = number[0] if number else "messages"
+            shown = int(number[1]) - bool(call.instructions) if number else 0
+            new = ("instructions" if shown < 0 else f"input.{shown}") if number else "input"
+            param = (error.param or "").replace(old, new, 1)
+            raise RequestError(error.message.replace(old, new, 1), param=param, code=error.code) from None
+        context = request_context(CHAT, stream=bool(call.stream), messages=messages)
+        answer = ResponsesAnswer(ident, engine.model_name, call)
+        return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context, "text.format")
+
+
+def _check_chat(engine: Any, param: str) -> None:
+    if engine.chat is None:
+        raise RequestError(
+            "this model has no tokenizer: use /v1/completions with token ids", param=param, code="no_tokenizer"
+        )
 
 
 def _headers(request_id: str) -> dict[str, str]:
@@ -252,7 +282,7 @@ class _Rest(Route):
 async def _not_served(request: Request) -> Response:
     message = (
         f"{request.method} {request.url.path[:200]}: not served; there are GET /v1/models and POST /v1/completions, "
-        "/v1/chat/completions, /v1/tokenize and /v1/detokenize"
+        "/v1/chat/completions, /v1/responses, /v1/tokenize and /v1/detokenize"
     )
     return error_response(RequestError(message, status=404, code="unsupported_endpoint"), {})
 
