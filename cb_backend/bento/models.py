@@ -140,6 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # from BentoML, which makes its home when it is first used
+        print(
+            f"error: {error.filename}: {error.strerror}; set BENTOML_HOME to a directory that you can write to",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 
