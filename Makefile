@@ -66,7 +66,7 @@ image-test: model ## Build the CPU image with buildah and run it as a cluster wo
 
 docs: $(STAMP) ## Build the documentation site into site/.
 	@test -x $(BIN)/mkdocs || $(BIN)/python -m pip install -q --prefer-binary -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP) ## Check style and formatting.
 	$(BIN)/ruff check .
