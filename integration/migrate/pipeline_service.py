@@ -6,7 +6,6 @@ bentoml serve integration.migrate.pipeline_service:Summarizer
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import bentoml
 
@@ -30,6 +29,5 @@ class Summarizer(cb_backend.ContinuousBatching):
     @bentoml.api
     async def summarize_live(self, text: str, max_tokens: int = 64) -> AsyncGenerator[str, None]:
         events = self.stream(prompt=PROMPT.format(text=text), max_tokens=max_tokens, temperature=0.0)
-        async with aclosing(texts(events)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async for piece in texts(events):
+            yield piece
