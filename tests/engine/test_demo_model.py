@@ -27,9 +27,14 @@ def w64():
     "fields",
     [
         {"max_num_batched_tokens": 512},
-        {"max_num_batched_tokens": 64, "block_size": 16, "max_num_seqs": 48},
         # Half of what the running ones would need: preempted by swap and by recompute.
-        {"num_kv_blocks": 60, "admission": {"policy": "prompt"}, "max_num_batched_tokens": 200, "swap_space": "32MiB"},
+        {
+            "num_kv_blocks": 120,
+            "block_size": 16,
+            "admission": {"policy": "prompt"},
+            "max_num_batched_tokens": 200,
+            "swap_space": "32MiB",
+        },
     ],
 )
 def test_w64_is_what_three_engines_agree_on(demo_model_path, w64, fields):
