@@ -32,9 +32,9 @@ def _missing(marker: str) -> str | None:
     return None
 
 
-@pytest.fixture(autouse=True)
-def _tools(request: pytest.FixtureRequest) -> None:
-    for marker in request.node.iter_markers():
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture, so that none starts a tool that is not there."""
+    for marker in item.iter_markers():
         reason = _missing(marker.name)
         if reason is None:
             continue
