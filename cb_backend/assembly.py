@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,7 +182,26 @@ def build(config: EngineConfig) -> Parts:
         ModelError: the model or the memory does not allow serving; the message says what to do.
     """
     threads = config.num_threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or usable_cores()
-    torch.set_num_threads(threads)
+    with _computing_alone():
+        return _build(config, threads)
+
+
+@contextmanager
+def _computing_alone() -> Iterator[None]:
+    """Loads on one core, so that the engine thread gets the cores later.
+
+    OpenMP keeps a pool of threads for every thread that ever computed in parallel, and once the pools together are
+    larger than the machine it lets none of them wait actively: every parallel step then sleeps and wakes twice.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _build(config: EngineConfig, threads: int) -> Parts:
     loaded = load_model(config)
     memory = plan_memory(config, loaded)
     storage = KVStorage(
@@ -196,7 +217,7 @@ def build(config: EngineConfig) -> Parts:
     if config.admission.curves_file:
         curves.load(Path(config.admission.curves_file))
     admission = Admission(config.admission, memory.num_blocks, config.block_size, curves, pool)
-    preemption = Preemption(pool, host, config.preemption, executor.measure_costs())
+    preemption = Preemption(pool, host, config.preemption)
     scheduler = Scheduler(
         pool,
         host,
@@ -205,6 +226,11 @@ def build(config: EngineConfig) -> Parts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
     )
+
+    def start() -> None:
+        torch.set_num_threads(threads)
+        preemption.cost = executor.measure_costs()
+
     limits = Limits(
         memory.max_model_len, loaded.vocab_size, memory.num_blocks * config.block_size, scheduler.max_running
     )
@@ -232,7 +258,16 @@ def build(config: EngineConfig) -> Parts:
         config.preemption,
     )
     return Parts(
-        config, EngineCore(scheduler, executor), limits, loaded, storage, admission, curves, chat, grammar, backend.name
+        config,
+        EngineCore(scheduler, executor, on_start=start),
+        limits,
+        loaded,
+        storage,
+        admission,
+        curves,
+        chat,
+        grammar,
+        backend.name,
     )
 
 

@@ -82,10 +82,18 @@ class HostTime:
 
 
 class EngineCore:
-    def __init__(self, scheduler: Scheduler, executor: StepExecutor, *, overlap: bool = False) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        *,
+        overlap: bool = False,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.overlap = overlap  # plan and launch a step before the one before it has settled
+        self.on_start = on_start  # called first of all on the engine thread
         self.observers: list[Observer] = []
         self.time = HostTime()
         self.seconds_per_step = 0.0  # moving average
@@ -132,6 +140,7 @@ class EngineCore:
     def _run(self) -> None:
         in_flight: _Step | None = None
         try:
+            self.on_start()
             while True:
                 idle = not self.scheduler.has_work and in_flight is None
                 if idle:

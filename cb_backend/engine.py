@@ -76,6 +76,7 @@ class Engine:
                 self.telemetry = self.observe(parts)
                 self._parts = parts
                 parts.core.start()
+                parts.core.call(lambda: None, timeout=None)  # by then the thread has taken its measurements
         return self
 
     def close(self) -> None:

@@ -241,3 +241,12 @@ def test_a_leak_is_found_as_soon_as_the_engine_is_idle(start):
     core._thread.join(10)
     assert not core.is_alive
     assert "reference counts differ" in str(core.fault)
+
+
+def test_what_runs_first_runs_on_the_engine_thread():
+    where = []
+    core = EngineCore(make_scheduler(), ScriptedExecutor(), on_start=lambda: where.append(threading.current_thread()))
+    core.start()
+    core.call(lambda: None)
+    core.stop()
+    assert where == [core._thread]
