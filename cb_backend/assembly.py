@@ -211,6 +211,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
     if isinstance(backend, NativeAttention):
         fuse_model(loaded.model, backend.library)
     executor = Executor(loaded.model, storage, backend)
+    executor.check_projection()
     pool = BlockPool(memory.num_blocks, config.block_size, config.enable_prefix_caching)
     host = HostPool(memory.num_host_blocks)
     curves = LengthCurves()

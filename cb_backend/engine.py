@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
 import queue
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 from .assembly import Parts, build
 from .config import EngineConfig
 from .core import Add, End, EngineCore
+from .reader import Mailbox, Reader
 from .request import (
     Constraint,
     FinishReason,
@@ -35,9 +35,6 @@ from .request import (
     TokenDelta,
 )
 from .telemetry import Telemetry, offline, phase, with_caller
-from .text.output import OutputBuilder
-
-logger = logging.getLogger("cb_backend")
 
 Prompt = str | Sequence[int]
 
@@ -60,7 +57,7 @@ class Engine:
         self._arrivals = itertools.count()
         self._open_ids: set[str] = set()
         self._lock = threading.Lock()  # guards _open_ids and starting
-        self._mailboxes: dict[asyncio.AbstractEventLoop, _Mailbox] = {}
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -162,11 +159,11 @@ class Engine:
         if len(each) != len(batch):
             raise ValueError(f"{len(batch)} prompts but {len(each)} sampling parameters")
         deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
-        readers: dict[str, _Reader] = {}
+        readers: dict[str, Reader] = {}
         order: list[str] = []
         try:
             for prompt, one in zip(batch, each, strict=True):
-                reader = self._open(self._encode(prompt), one, deltas.put, unbounded=True, **options)
+                reader = self._open(self._encode(prompt), one, deltas.put, **options)
                 readers[reader.request_id] = reader
                 order.append(reader.request_id)
             unfinished = set(order)
@@ -206,6 +203,8 @@ class Engine:
         Raises:
             RequestError: before the first output, if the request cannot be served.
         """
+        with self._counting_refusals():
+            self._check_queue()  # first: what is refused costs no more than this
         if isinstance(prompt, str) and len(prompt) > _TOKENIZE_INLINE:
             token_ids = await asyncio.to_thread(self._encode, prompt)
         else:
@@ -264,8 +263,7 @@ class Engine:
         salt: str | None = None,
         trace_context: Any = None,
         constraint: Constraint | None = None,
-        unbounded: bool = False,
-    ) -> _Reader:
+    ) -> Reader:
         """Checks a request and sends it to the engine thread.
 
         Raises:
@@ -284,8 +282,6 @@ class Engine:
             raise RequestError("the engine has stopped", status=503, code="engine_stopped", retry_after=5.0)
         request_class = parts.check_class(request_class)
         parts.check_deadline(deadline, now, len(token_ids), max_tokens, request_class)
-        if not unbounded:
-            self._check_queue()
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
         trace_context = with_caller(trace_context)
@@ -319,7 +315,7 @@ class Engine:
             if request_id in self._open_ids:
                 raise RequestError(f"'request_id': {request_id!r} is already in use", param="request_id")
             self._open_ids.add(request_id)
-        reader = _Reader(self, choices, token_ids)
+        reader = Reader(parts.core, parts.tokenizer, choices, self._release, self._left)
         parts.core.send(Add(choices))
         return reader
 
@@ -343,92 +339,20 @@ class Engine:
                 retry_after=seconds,
             )
 
-    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> _Mailbox:
+    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
-            mailbox = self._mailboxes[loop] = _Mailbox(loop)
+            self._mailboxes = {known: box for known, box in self._mailboxes.items() if not known.is_closed()}
+            mailbox = self._mailboxes[loop] = Mailbox(loop)
         return mailbox
 
-
-class _Reader:
-    """One request as its reader sees it: a builder per choice."""
-
-    def __init__(self, engine: Engine, choices: Sequence[Request], prompt_ids: Sequence[int]) -> None:
-        self.request_id = choices[0].request_id
-        self._engine = engine
-        self._builders = [
-            OutputBuilder(engine.tokenizer, c.params, c.request_id, tuple(prompt_ids), c.index) for c in choices
-        ]
-        self._last: list[RequestOutput | None] = [None] * len(choices)
-        self._unfinished = len(choices)
-        self._closed = False
-
-    @property
-    def done(self) -> bool:
-        return self._unfinished == 0
-
-    def feed(self, delta: TokenDelta) -> RequestOutput | None:
-        builder = self._builders[delta.index]
-        if builder.finished:
-            return None  # what the engine did before it heard of the stop string
-        output = builder.feed(delta)
-        if output is not None:
-            self._last[delta.index] = output
-        if builder.finished:
-            self._unfinished -= 1
-            if builder.stopped_by_text:
-                self._engine.core.send(End(self.request_id, FinishReason.STOP, delta.index))
-            if self._unfinished == 0:
-                self.release()
-        return output
-
-    def result(self) -> RequestOutput:
-        outputs = tuple(output for output in self._last if output is not None)
-        if len(outputs) == 1:
-            return outputs[0]
-        return outputs[0].with_choices(outputs)
-
-    def close(self) -> None:
-        """Ends what is unfinished in the engine."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._unfinished:
-            self.release()
-            if self._engine.telemetry is not None:
-                self._engine.telemetry.disconnected()
-            if self._engine.is_ready:
-                self._engine.core.send(End(self.request_id, FinishReason.ABORT))
-
-    def release(self) -> None:
-        """Its id may be used again."""
-        with self._engine._lock:
-            self._engine._open_ids.discard(self.request_id)
-
-
-class _Mailbox:
-    """From the engine thread to one event loop: all deltas of a step wake the loop once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._posts: list[tuple[asyncio.Queue[TokenDelta], TokenDelta]] = []
-        self._lock = threading.Lock()
-
-    def post(self, reader: asyncio.Queue[TokenDelta], delta: TokenDelta) -> None:
+    def _release(self, request_id: str) -> None:
         with self._lock:
-            self._posts.append((reader, delta))
-            first = len(self._posts) == 1
-        if first:
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody reads any more
-                logger.debug("a reader's event loop is closed")
+            self._open_ids.discard(request_id)
 
-    def _deliver(self) -> None:
-        with self._lock:
-            posts, self._posts = self._posts, []
-        for reader, delta in posts:
-            reader.put_nowait(delta)
+    def _left(self) -> None:
+        if self.telemetry is not None:
+            self.telemetry.disconnected()
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

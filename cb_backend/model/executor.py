@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from ..request import Assignment, Logprob, Request, SamplingParams, StepPlan, St
 from ..scheduling.preemption import CostModel
 from .attention import AttentionBackend
 from .batch import RaggedBatch, build_batch
+from .loader import ModelError
 from .projection import Projection
 from .sampler import Sampled, logprobs_of, sample
 
@@ -44,6 +46,7 @@ class Pending:
 
 class Executor:
     def __init__(self, model: PreTrainedModel, storage: KVStorage, backend: AttentionBackend) -> None:
+        self.model = model
         self.body = model.base_model
         self.projection = Projection(model)
         self.storage = storage
@@ -72,13 +75,16 @@ class Executor:
 
     def _forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Hidden states of every token: [T, hidden_size]."""
-        return self.body(
+        return self._call(self.body, batch).last_hidden_state[0]
+
+    def _call(self, module: PreTrainedModel, batch: RaggedBatch) -> Any:
+        return module(
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
             cb_batch=batch,
             cb_backend=self.backend,
-        ).last_hidden_state[0]
+        )
 
     def _feed_from_device(self, plan: StepPlan, batch: RaggedBatch) -> None:
         """Ids that the last step sampled and the host has not seen."""
@@ -128,6 +134,26 @@ class Executor:
             logits = self.projection(hidden[at : at + len(part)])
             scores += logprobs_of(logits, part, [top] * len(part))
         return scores
+
+    @torch.inference_mode()
+    def check_projection(self) -> None:
+        """Compares our logits of a few tokens with those of the model's own forward.
+
+        Writes only to blocks that nobody owns yet; called before the first request.
+
+        Raises:
+            ModelError: they differ: the model does something after its output embedding that is not known here.
+        """
+        num_tokens = min(4, self.storage.num_blocks * self.storage.block_size)
+        batch = build_batch(_probe(num_tokens, self.storage), self.storage, self.device)
+        ours = self.projection(self._forward(batch))
+        theirs = self._call(self.model, batch).logits[0].float()
+        allowed = 16 * torch.finfo(self.storage.device.dtype).eps * theirs.abs().max().clamp(min=1.0)
+        if not bool(((ours - theirs).abs() <= allowed).all()):
+            raise ModelError(
+                f"{type(self.model).__name__} changes its scores after the output projection in a way that this engine "
+                "does not know; serve a model of another architecture"
+            )
 
     @torch.inference_mode()
     def measure_costs(self) -> CostModel:

@@ -1,8 +1,8 @@
 """From hidden states to float32 logits: the final projection of a causal language model, for chosen rows only.
 
 Half-precision logits are coarse (two tokens often tie), so the projection accumulates and returns float32. What the
-model's own forward does after its output embedding (scale, softcap) is read off its configuration and then checked
-once against the model itself; a model that does something else keeps its own forward, in its own dtype.
+model's own forward does after its output embedding (scale, softcap) is read off its configuration; the executor
+compares the outcome with the model's own forward once, at the start (`Executor.check_projection`).
 """
 
 from __future__ import annotations

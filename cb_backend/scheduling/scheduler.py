@@ -170,8 +170,9 @@ class Scheduler:
         completes = start + num_tokens == request.num_known
         samples = completes and request.max_tokens > 0
         draft.assignments.append(Assignment(request, start, num_tokens, samples))
-        self.counters["recomputed_tokens"] += max(0, min(request.computed_high, start + num_tokens) - start)
-        request.timings.recomputed_tokens += max(0, min(request.computed_high, start + num_tokens) - start)
+        recomputed = max(0, min(request.computed_high, start + num_tokens) - start)
+        self.counters["recomputed_tokens"] += recomputed
+        request.timings.recomputed_tokens += recomputed
         self.counters["computed_tokens"] += num_tokens
         request.num_computed += num_tokens
         request.computed_high = max(request.computed_high, request.num_computed)

@@ -64,7 +64,6 @@ def run(engine: Engine, requests: list[dict[str, Any]]) -> list[list[int]]:
                 SamplingParams(max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=True),
                 deltas.put,
                 request_id=str(i),
-                unbounded=True,
                 constraint=None if end is None else EndsAfter(end),
             )
         )

@@ -179,3 +179,18 @@ def test_a_deadline_that_cannot_be_met_is_refused_early_unless_the_operator_says
     with Engine(**fields, admission={"refuse_late": False}) as engine:
         output = engine.generate([[7] * 400], long, timeout=1e-4)[0]
         assert output.finish_reason == "timeout"
+
+
+def test_a_refused_burst_is_not_even_tokenized(tiny_llama, monkeypatch):
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=8, max_queue_size=1) as engine:
+        encoded = []
+        monkeypatch.setattr(engine, "_encode", lambda prompt: encoded.append(prompt) or [5])
+        monkeypatch.setattr(type(engine.core), "num_unread", property(lambda core: 1))
+
+        async def one():
+            async for _ in engine.stream("a prompt", PARAMS):
+                pass
+
+        with pytest.raises(RequestError, match="queue is full"):
+            asyncio.run(one())
+        assert encoded == []

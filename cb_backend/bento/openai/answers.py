@@ -7,6 +7,7 @@ Choices are numbered prompt by prompt: choice `p * n + i` is the i-th of prompt 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def event(body: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-class Answer:
+class Answer(ABC):
     """What is common to both routes. One object per HTTP request; it remembers what was sent of each choice."""
 
     OBJECT = ""
@@ -69,11 +70,13 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
         }
 
+    @abstractmethod
     def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
-        raise NotImplementedError
+        """The events of one output; `first`: the choice's first one."""
 
+    @abstractmethod
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        raise NotImplementedError
+        """The choice in a whole answer."""
 
     def _event(self, choice: int, content: bytes, logprobs: bytes, output: RequestOutput) -> bytes:
         ending = b"null" if output.finish_reason is None else orjson.dumps(finish_reason(output))

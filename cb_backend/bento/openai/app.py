@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -141,7 +142,7 @@ def _check_model(engine: Any, model: str) -> None:
         )
 
 
-class _GenerationRoute(Generic[R]):
+class _GenerationRoute(ABC, Generic[R]):
     """One POST route, as an ASGI app: read, check, generate, answer."""
 
     PARSER: type[R]
@@ -172,8 +173,9 @@ class _GenerationRoute(Generic[R]):
                 logger.exception("request %s failed", request_id)
             await reply.fail(error)
 
+    @abstractmethod
     async def _prepare(self, engine: Any, call: R, ident: str) -> Job:
-        raise NotImplementedError
+        """What the engine is asked, and how its outputs are written."""
 
     def _token_texts(self, engine: Any, params: SamplingParams) -> TokenTexts | None:
         if params.logprobs is None:

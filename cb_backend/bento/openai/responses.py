@@ -135,7 +135,7 @@ class ResponsesAnswer(Answer):
 
     def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
         self._last = dict(outputs)
-        return orjson.dumps(self._whole(outputs[0]))
+        return orjson.dumps(self._choice(0, outputs[0]))
 
     def last_events(self) -> bytes:
         return b""
@@ -156,7 +156,7 @@ class ResponsesAnswer(Answer):
         if text:
             events.append(self._named("response.output_text.delta", delta=text, logprobs=[], **place))
         if output.finish_reason is not None:
-            whole = self._whole(output)
+            whole = self._choice(choice, output)
             events += [
                 self._named("response.output_text.done", text=output.text, logprobs=[], **place),
                 self._named("response.content_part.done", part=_part(output.text), **place),
@@ -170,7 +170,8 @@ class ResponsesAnswer(Answer):
         self._number += 1
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
-    def _whole(self, output: RequestOutput) -> dict[str, Any]:
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        """The whole response: it has one choice."""
         cut = finish_reason(output) == "length"
         status = "incomplete" if cut else "completed"
         usage = self.usage()
