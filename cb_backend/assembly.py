@@ -7,7 +7,6 @@ log lines; after it nothing is configured any more.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from .core import EngineCore
 from .kv.blocks import BlockPool, HostPool
 from .kv.storage import KVStorage
 from .limits import Limits
-from .memory import plan_memory, usable_cores
+from .memory import plan_memory, usable_cores, wanted_threads
 from .model.backends import NativeAttention, choose_backend
 from .model.executor import Executor
 from .model.fuse import fuse_model
@@ -181,7 +180,7 @@ def build(config: EngineConfig) -> Parts:
     Raises:
         ModelError: the model or the memory does not allow serving; the message says what to do.
     """
-    threads = config.num_threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or usable_cores()
+    threads = config.num_threads or wanted_threads() or usable_cores()
     with _computing_alone():
         return _build(config, threads)
 

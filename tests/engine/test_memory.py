@@ -1,0 +1,91 @@
+"""How large the pools become, and what an engine learnt and keeps over a restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from cb_backend import Engine, EngineConfig, SamplingParams
+from cb_backend import memory as memory_module
+from cb_backend.kv.storage import KVGeometry
+from cb_backend.memory import plan_memory, wanted_threads
+from cb_backend.model.loader import ModelError
+
+
+@dataclass
+class Loaded:
+    """The part of a `LoadedModel` that sizes depend on: 1024 bytes a token in float32."""
+
+    geometry: KVGeometry = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=32, num_heads=4)
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    max_model_len: int = 1000
+
+
+def plan(loaded=None, **fields):
+    return plan_memory(EngineConfig(**{"model": "m", "block_size": 10, "swap_space": 0} | fields), loaded or Loaded())
+
+
+def test_the_pool_is_as_large_as_it_was_asked_to_be():
+    assert plan(num_kv_blocks=300).num_blocks == 300
+    assert plan(kv_cache_memory="1MiB").num_blocks == 2**20 // 10_240
+
+
+def test_no_pool_is_larger_than_all_sequences_could_fill():
+    assert plan(kv_cache_memory="1GiB", max_num_seqs=3).num_blocks == 3 * 100
+
+
+@pytest.mark.parametrize("share, blocks", [(0.9, 900), (0.5, 500)])
+def test_a_gpu_gives_the_stated_share_of_what_is_free(monkeypatch, share, blocks):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 * 10_240, 10**12))
+    gpu = Loaded(device=torch.device("cuda"))
+    assert plan(gpu, gpu_memory_utilization=share).num_blocks == blocks
+
+
+def test_a_gpu_without_free_memory_is_a_clear_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 10**12))
+    with pytest.raises(ModelError, match="no memory is left for the KV pool"):
+        plan(Loaded(device=torch.device("cuda")))
+
+
+def test_a_cpu_gives_a_quarter_of_what_is_free_within_the_containers_limit(monkeypatch):
+    monkeypatch.setattr(memory_module, "_meminfo", lambda field: 4000 * 10_240)
+    monkeypatch.setattr(memory_module, "_cgroup_memory", lambda: None)
+    assert plan().num_blocks == 1000
+    monkeypatch.setattr(memory_module, "_cgroup_memory", lambda: 400 * 10_240)
+    assert plan().num_blocks == 100
+
+
+def test_the_host_pool_follows_swap_space_and_is_absent_without_swapping():
+    assert plan(num_kv_blocks=300, swap_space=50 * 10_240).num_host_blocks == 50
+    assert plan(num_kv_blocks=300, swap_space=50 * 10_240, preemption="recompute").num_host_blocks == 0
+    assert plan(num_kv_blocks=10, swap_space="1GiB").num_host_blocks == 40
+
+
+def test_sequences_are_limited_to_what_the_pool_holds():
+    assert plan(num_kv_blocks=20).max_model_len == 200
+    assert plan(num_kv_blocks=300).max_model_len == 1000
+
+
+@pytest.mark.parametrize("text, threads", [("3", 3), (" 4,2", 4), ("", 0), ("many", 0), ("-1", 0)])
+def test_a_users_omp_num_threads_is_followed_where_it_can_be_read(monkeypatch, text, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert wanted_threads() == threads
+
+
+def test_observed_lengths_are_kept_over_a_restart(tiny_llama, tmp_path):
+    fields = {
+        "model": str(tiny_llama),
+        "dtype": "float32",
+        "num_kv_blocks": 20,
+        "admission": {"curves_file": str(tmp_path / "curves.json")},
+    }
+    anything = SamplingParams(max_tokens=5, stop_token_ids=tuple(range(512)))  # ends by itself, after one token
+    with Engine(**fields) as engine:
+        engine.generate([[5, 6]] * 4, anything, request_class="short")
+        known = engine.parts.curves.effective_observations("short")
+    assert known > 3
+    with Engine(**fields) as engine:
+        assert engine.parts.curves.effective_observations("short") == pytest.approx(known, rel=0.01)
