@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import resource
 import time
@@ -24,6 +23,8 @@ from typing import Any
 
 from cb_backend import Engine, EngineConfig, SamplingParams
 from cb_backend.request import TokenDelta
+
+from .meter import Meter, load_workload
 
 
 class EndsAfter:
@@ -46,10 +47,6 @@ class EndsAfter:
 
     def fork(self) -> EndsAfter:
         return EndsAfter(self.left)
-
-
-def load_workload(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["requests"]
 
 
 def run(engine: Engine, requests: list[dict[str, Any]]) -> list[list[int]]:
@@ -82,19 +79,15 @@ def run(engine: Engine, requests: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def measure(engine: Engine, requests: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[int]]]:
-    before, cpu, busy = engine.stats(), _own_cpu(), _machine_cpu()
-    start = time.perf_counter()
-    outputs = run(engine, requests)
-    wall = time.perf_counter() - start
-    after, own = engine.stats(), _own_cpu() - cpu
+    before = engine.stats()
+    with Meter() as meter:
+        outputs = run(engine, requests)
+    after = engine.stats()
     gained = {key: after[key] - before[key] for key in after}
-    out_tok = sum(map(len, outputs))
     host = gained["plan_seconds"] + gained["settle_seconds"]
     return {
-        "wall_s": round(wall, 3),
-        "out_tok_s": round(out_tok / wall, 1),
+        **meter.figures(sum(map(len, outputs))),
         "in_tok": sum(len(r["prompt_token_ids"]) for r in requests),
-        "out_tok": out_tok,
         "steps": int(gained["steps"]),
         "preemptions": int(gained["preemptions_swap"] + gained["preemptions_recompute"]),
         "preemptions_swap": int(gained["preemptions_swap"]),
@@ -102,26 +95,9 @@ def measure(engine: Engine, requests: list[dict[str, Any]]) -> tuple[dict[str, A
         "computed_tokens": int(gained["computed_tokens"]),
         "recomputed_tokens": int(gained["recomputed_tokens"]),
         "prefix_hit_tokens": int(gained["prefix_hit_tokens"]),
-        "host_share": round(host / wall, 4),
-        "cpu_s": round(own, 2),
-        "out_tok_per_cpu_s": round(out_tok / own, 1),
-        "foreign_cpu": round(max(0.0, _machine_cpu() - busy - own) / wall, 2),
+        "host_share": round(host / meter.wall, 4),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }, outputs
-
-
-def _own_cpu() -> float:
-    times = os.times()
-    return times.user + times.system
-
-
-def _machine_cpu() -> float:
-    """Busy seconds of all cores since boot; 0 where the system does not say."""
-    try:
-        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except OSError:
-        return 0.0
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -130,6 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", required=True, type=Path)
+    parser.add_argument("--first", type=int, help="only that many requests")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-kv-blocks", type=int)
     parser.add_argument("--block-size", type=int)
@@ -146,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.block_size is not None:
         assignments["block_size"] = str(args.block_size)
     config = config.replace(assignments)
-    requests = load_workload(args.workload)
+    requests = load_workload(args.workload, args.first)
     started = time.perf_counter()
     with Engine(config) as engine:
         ready = time.perf_counter() - started

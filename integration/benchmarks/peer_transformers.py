@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from .offline import _machine_cpu, _own_cpu, load_workload
+from .meter import Meter, load_workload
 
 Outputs = list[list[int]]
 _STATIC_BATCH = 16
@@ -94,25 +93,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", required=True, type=Path)
+    parser.add_argument("--first", type=int, help="only that many requests")
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args(argv)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
     model.generation_config.eos_token_id = None
-    requests = load_workload(args.workload)
+    requests = load_workload(args.workload, args.first)
     MODES[args.mode](model, [{**r, "max_tokens": 4} for r in requests[:4]])  # warm-up
-    cpu, busy, start = _own_cpu(), _machine_cpu(), time.perf_counter()
-    outputs = MODES[args.mode](model, requests)
-    wall, own = time.perf_counter() - start, _own_cpu() - cpu
-    out_tok = sum(map(len, outputs))
-    figures = {
-        "mode": args.mode,
-        "wall_s": round(wall, 3),
-        "out_tok_s": round(out_tok / wall, 1),
-        "out_tok": out_tok,
-        "out_tok_per_cpu_s": round(out_tok / own, 1),
-        "foreign_cpu": round(max(0.0, _machine_cpu() - busy - own) / wall, 2),
-    }
-    print(json.dumps(figures), flush=True)
+    with Meter() as meter:
+        outputs = MODES[args.mode](model, requests)
+    print(json.dumps({"mode": args.mode} | meter.figures(sum(map(len, outputs)))), flush=True)
 
 
 if __name__ == "__main__":
