@@ -48,9 +48,7 @@ model: $(STAMP) ## Fetch the demo model into the BentoML model store.
 	@$(BIN)/python -m cb_backend.bento.models fetch $(DEMO_MODEL)
 
 serve: model ## Serve on http://HOST:PORT (HOST=0.0.0.0 opens it to the network).
-	@$(BIN)/python -c 'import socket, sys; sys.exit("error: port $(PORT) is in use: stop what listens there, or set PORT=" \
-	    if socket.socket().connect_ex(("$(HOST)", $(PORT))) == 0 else 0)'
-	$(BIN)/bentoml serve $(SERVICE) --host $(HOST) --port $(PORT)
+	$(BIN)/python -m cb_backend.bento.serve $(SERVICE) --host $(HOST) --port $(PORT)
 
 test: model ## Run the tests.
 	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)

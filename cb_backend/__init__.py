@@ -7,6 +7,11 @@ used.
 from __future__ import annotations
 
 import sys
+
+# A Bento and a checkout hold sources, which pip did not match with this Python.
+if sys.version_info < (3, 10):  # noqa: UP036
+    raise RuntimeError(f"cb_backend needs Python 3.10 or later, {sys.executable} is {sys.version.split()[0]}")
+
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,4 +64,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from .versions import check_versions
+
+    if name == "Engine":
+        check_versions()
     return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -29,6 +29,7 @@ from .loading import Loading, configured
 from .native import result
 from .openai.errors import GenerationFailed, check_outcome
 from .openai.protocol import CompletionRequest
+from .preflight import before_serving
 
 # A stream between BentoML's processes has no status: the only piece of a refused one begins like this.
 _REFUSED = "\0refused: "
@@ -46,7 +47,9 @@ def to_runner(
 
     Raises:
         ConfigError: a field of the configuration is bad.
+        BentoMLException: this is `bentoml serve`, and this machine cannot serve (preflight.py).
     """
+    before_serving()  # a legacy service has no hook for it
     if tokenizer is not None:
         engine_config["tokenizer"] = tokenizer
     config = configured(model, engine_config)

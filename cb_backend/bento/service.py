@@ -34,6 +34,7 @@ from .loading import Loading, configured
 from .openai.connection import Receive, while_connected
 from .openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
 from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .preflight import before_serving
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -54,6 +55,11 @@ class ContinuousBatching:
     _loading: Loading | None = None
 
     # -- life -------------------------------------------------------------------------------------------------------
+
+    @bentoml.on_deployment
+    def check_the_machine() -> None:
+        """Ends `bentoml serve` with one line where it could not serve; BentoML calls this static method once."""
+        before_serving()
 
     @bentoml.on_startup
     def start_loading(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import cb_backend
+from cb_backend.bento.preflight import check_models
 from tests.bento.servers import serving
 
 ROOT = Path(__file__).parents[2]
@@ -99,12 +100,31 @@ def test_a_service_in_its_own_folder_needs_the_package_only(
     assert models(about) == [MODEL]
 
 
-def test_a_bento_whose_model_is_missing_ends_with_one_line_that_names_it(
+def test_a_bento_whose_model_is_missing_ends_with_one_line_that_says_how_to_bring_it(
     shipped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    served = run(tmp_path, "bentoml", "serve", str(shipped[0]), "--port", "0")
-    assert served.returncode != 0
-    assert served.stderr.strip().splitlines()[-1].startswith(f"Error: [serve] `serve` failed: Model {MODEL}:")
+    bento, about = shipped
+    [tag] = [model["tag"] for model in about["models"]]
+    served = run(tmp_path, "cb_backend.bento.serve", str(bento), "--port", "0")
+    assert served.returncode == 1
+    assert served.stderr.strip().splitlines() == [
+        f"error: model {tag} of this Bento is not in {tmp_path / 'models'}: run `bentoml models export {tag} FILE` "
+        "where the Bento was built and `bentoml models import FILE` here"
+    ]
+    # BentoML itself names the model too.
+    served = run(tmp_path, "bentoml", "serve", str(bento), "--port", "0")
+    assert served.returncode == 1
+    assert served.stderr.strip().splitlines()[-1].startswith(f"Error: [serve] `serve` failed: Model {tag} could not be")
+
+
+def test_a_model_moves_to_another_store_as_that_line_says(
+    shipped: tuple[Path, dict[str, Any]], home: Path, tmp_path: Path
+) -> None:
+    [tag] = [model["tag"] for model in shipped[1]["models"]]
+    file = tmp_path / "model.bentomodel"
+    assert run(home, "bentoml", "models", "export", tag, str(file)).returncode == 0
+    assert run(tmp_path / "other", "bentoml", "models", "import", str(file)).returncode == 0
+    check_models(str(shipped[0]), tmp_path / "other")
 
 
 def test_a_store_that_cannot_be_written_is_named_with_what_to_do(tiny_llama: Path) -> None:
