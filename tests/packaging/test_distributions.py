@@ -28,6 +28,14 @@ while [ "$1" != -o ]; do shift; done
 : > "$2"
 """
 
+# Compiles every unit, and is killed while it writes the library.
+COMPILER_THAT_DIES_LINKING = """
+case "$*" in *-shared*) dies=1;; esac
+while [ "$1" != -o ]; do shift; done
+echo half > "$2"
+[ -z "$dies" ] || kill -9 $$
+"""
+
 Build = Callable[..., Path]
 
 
@@ -99,8 +107,14 @@ def test_a_wheel_with_native_code_is_for_every_python_of_this_platform(wheel: Pa
     assert wheel.name.startswith(f"cb_backend-{cb_backend.__version__}-py3-none-linux_")
 
 
-def test_a_compiler_that_fails_costs_the_native_library_and_not_the_installation(build: Build) -> None:
-    files, _ = contents(build("wheel", CXX="false"))
+@pytest.mark.parametrize("code", ["exit 1", COMPILER_THAT_DIES_LINKING], ids=["at once", "in the middle"])
+def test_a_compiler_that_fails_costs_the_native_library_and_not_the_installation(
+    build: Build, tmp_path: Path, code: str
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\n" + code, encoding="utf-8")
+    compiler.chmod(0o755)
+    files, _ = contents(build("wheel", CXX=str(compiler)))
     assert files >= SOURCES
     assert LIBRARY not in files
 
