@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cb_kernels.cpu import Library, load
+from cb_kernels.cpu.build import BuildError, compiler
 
 DEMO_MODEL = "smollm2-135m-instruct"
 _USER_HOME = Path(os.environ.get("BENTOML_HOME") or Path.home() / "bentoml")
@@ -61,6 +63,21 @@ def demo_model_path() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+@pytest.fixture(scope="session")
+def native_kernels() -> Library:
+    """The native CPU library. Skips only where nothing could have compiled it; fails where a compiler is here."""
+    library = load()
+    if library is None:
+        try:
+            found = compiler()
+        except BuildError as error:
+            if os.environ.get("CB_REQUIRE_TOOLS") != "1":
+                pytest.skip(f"the native CPU kernels are not built: {error}")
+            pytest.fail(f"the native CPU kernels are not built: {error}")
+        pytest.fail(f"the native CPU kernels are not built, and {found[0]} is here: python -m cb_kernels.cpu.build")
+    return library
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cb_kernels.cpu import Library, load
+from cb_kernels.cpu import Library
 from cb_kernels.cpu.binding import ISA_VARIABLE, LoadError, Native
 
 
 @pytest.fixture(params=("portable", "avx2", "avx512", "avx512_bf16", "amx"))
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
-    """Skips what this CPU lacks; without a build it fails, for the project's own checks have a compiler."""
-    native = load()
-    assert native is not None, "run python -m cb_kernels.cpu.build"
+def library(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, native_kernels: Library
+) -> Iterator[Library]:
+    """Skips the instruction sets that this CPU lacks."""
     torch_library = torch.__path__[0] + "/lib/libtorch_cpu.so"
     monkeypatch.setenv(ISA_VARIABLE, request.param)
     try:
@@ -22,5 +22,5 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     except LoadError:
         pytest.skip(f"this CPU or compiler lacks {request.param}")
     yield switched
-    monkeypatch.setenv(ISA_VARIABLE, native.isa)
+    monkeypatch.setenv(ISA_VARIABLE, native_kernels.isa)
     Native(torch_library)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from cb_kernels.cpu import Library, UnsupportedShape, info, load, supports
+from cb_kernels.cpu import Library, UnsupportedShape, info, supports
 from cb_kernels.paged_attention.reference import reference_attention
 
 BOTH = (torch.float32, torch.bfloat16)
@@ -206,17 +206,13 @@ def test_write_kv_puts_rows_at_their_slots_and_skips_minus_one(library: Library,
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(36, torch.float32), (264, torch.float32), (64, torch.float16)])
-def test_shapes_for_the_torch_backend_are_refused(head_dim: int, dtype: torch.dtype) -> None:
-    native = load()
-    assert native is not None
+def test_shapes_for_the_torch_backend_are_refused(native_kernels: Library, head_dim: int, dtype: torch.dtype) -> None:
     case = make_case([1], [3], (2, 1), head_dim, 16, dtype)
     assert not supports(head_dim, dtype)
     with pytest.raises(UnsupportedShape, match=f"head_dim {head_dim}"):
-        attend(native, case)
+        attend(native_kernels, case)
 
 
-def test_info_names_the_instruction_set() -> None:
-    native = load()
-    assert native is not None
-    assert info()["isa"] == native.isa
+def test_info_names_the_instruction_set(native_kernels: Library) -> None:
+    assert info()["isa"] == native_kernels.isa
     assert str(info()["path"]).endswith("libcb_cpu.so")

@@ -70,7 +70,7 @@ def test_a_missing_or_old_triton_is_named(monkeypatch):
         choose("triton", loaded())
 
 
-@pytest.mark.skipif(cb_kernels.cpu.load() is None, reason="the native kernels are not built here")
+@pytest.mark.usefixtures("native_kernels")
 def test_the_native_backend_refuses_a_head_dim_it_cannot_do():
     with pytest.raises(ModelError, match="multiples of 8.*not 12.*use 'torch'"):
         choose("cpu", loaded(head_dim=12))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cb_kernels.cpu import Library
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -83,6 +84,7 @@ def run(model: PreTrainedModel, backend: NativeAttention) -> tuple[torch.Tensor,
     return hidden, kv
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_float32_states_and_cache_are_equal(name: str) -> None:
     backend = NativeAttention()
@@ -95,6 +97,7 @@ def test_float32_states_and_cache_are_equal(name: str) -> None:
     assert torch.equal(model.lm_head(got).argmax(-1), model.lm_head(expected).argmax(-1))
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_bfloat16_is_as_near_to_float32_as_the_plain_model(name: str) -> None:
     backend = NativeAttention()
@@ -105,16 +108,16 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_model(name: str) -> None:
     assert (run(model, backend)[0].float() - exact).norm() <= 1.25 * plain_error
 
 
-def test_unpacked_weights_are_dropped() -> None:
+def test_unpacked_weights_are_dropped(native_kernels: Library) -> None:
     model = build(CONFIGS["llama"], torch.bfloat16)
-    fuse_model(model, NativeAttention().library)
+    fuse_model(model, native_kernels)
     layer = model.base_model.layers[0]
     assert layer.self_attn.q_proj.weight.numel() == layer.mlp.down_proj.weight.numel() == 0
 
 
-def test_other_architectures_stay_as_they_are() -> None:
+def test_other_architectures_stay_as_they_are(native_kernels: Library) -> None:
     model = build(Gemma2Config(**_SIZES), torch.float32)
-    assert fuse_model(model, NativeAttention().library) == 0
+    assert fuse_model(model, native_kernels) == 0
     assert model.base_model.layers[0].self_attn.q_proj.weight.numel() > 0
 
 
