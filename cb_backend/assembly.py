@@ -20,16 +20,14 @@ from .core import EngineCore
 from .kv.blocks import BlockPool, HostPool
 from .kv.storage import KVStorage
 from .limits import Limits
-from .memory import plan_memory, usable_cores, wanted_threads
-from .model.backends import NativeAttention, choose_backend
-from .model.executor import Executor
-from .model.fuse import fuse_model
+from .memory import usable_cores, wanted_threads
 from .model.loader import LoadedModel, ModelError, load_model
 from .request import Constraint, RequestError, SamplingParams
 from .scheduling.admission import Admission
 from .scheduling.lengths import LengthCurves, validate_class
 from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
+from .startup import prepare
 from .text.chat import ChatTemplate
 from .text.grammar import GrammarCompiler
 
@@ -202,15 +200,9 @@ def _computing_alone() -> Iterator[None]:
 
 def _build(config: EngineConfig, threads: int) -> Parts:
     loaded = load_model(config)
-    memory = plan_memory(config, loaded)
-    storage = KVStorage(
-        loaded.geometry, memory.num_blocks, config.block_size, memory.num_host_blocks, loaded.dtype, loaded.device
-    )
-    backend = choose_backend(config, loaded)
-    if isinstance(backend, NativeAttention):
-        fuse_model(loaded.model, backend.library)
-    executor = Executor(loaded.model, storage, backend)
-    executor.check_projection()
+    device = prepare(config, loaded)
+    executor, storage, memory = device.executor, device.storage, device.memory
+    overlap = loaded.device.type == "cuda" if config.overlap is None else config.overlap
     pool = BlockPool(memory.num_blocks, config.block_size, config.enable_prefix_caching)
     host = HostPool(memory.num_host_blocks)
     curves = LengthCurves()
@@ -245,7 +237,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         str(loaded.dtype).removeprefix("torch."),
         loaded.device,
         threads,
-        backend.name,
+        executor.backend.name,
         memory.num_blocks,
         config.block_size,
         memory.num_blocks * storage.bytes_per_block / 2**30,
@@ -259,7 +251,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
     )
     return Parts(
         config,
-        EngineCore(scheduler, executor, on_start=start),
+        EngineCore(scheduler, executor, overlap=overlap, on_start=start),
         limits,
         loaded,
         storage,
@@ -267,7 +259,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         curves,
         chat,
         grammar,
-        backend.name,
+        executor.backend.name,
     )
 
 

@@ -100,6 +100,18 @@ class EngineConfig(_Section):
     attention_backend: Literal["auto", "triton", "cpu", "torch", "reference"] = Field(
         "auto", description="`auto`: triton on a GPU; on a CPU the native kernel, or torch where it is absent."
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
+        "auto",
+        description="`auto`: the model's dtype. `fp8_e4m3`: half the memory of 16 bits, with a scale per head that is "
+        "measured at the start; triton backend only.",
+    )
+    cuda_graphs: bool = Field(
+        False,
+        description="Experimental, no GPU has proved it yet: replay decode steps as CUDA graphs (triton backend only).",
+    )
+    overlap: bool | None = Field(
+        None, description="Plan and launch a step while the one before it computes; default: on a GPU only."
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores this process may use.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seeds the requests that bring no seed of their own.")
 

@@ -42,6 +42,8 @@ class Observer(Protocol):
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         """A step settled, or failed with `error`; `started` and `ended` are `time.monotonic()` seconds.
 
+        Where steps overlap, a step counts from the end of the one before it.
+
         Comes before `on_finished` of the requests that ended in it.
         """
 
@@ -102,6 +104,7 @@ class EngineCore:
         self._thread = threading.Thread(target=self._run, name="cb-engine", daemon=True)
         self._started = False
         self._stopping = False
+        self._settled = 0.0  # when the last step settled
 
     # -- called from any thread -------------------------------------------------------------------------------------
 
@@ -197,10 +200,12 @@ class EngineCore:
         self._deliver(outcomes)
         done = time.monotonic()
         self.time.settle += done - ended
-        duration = done - step.began
+        began = max(step.began, self._settled)  # steps that overlap count from one end to the next
+        self._settled = done
+        duration = done - began
         self.seconds_per_step += 0.1 * (duration - self.seconds_per_step) if self.seconds_per_step else duration
         for observer in self.observers:
-            observer.on_step(plan, step.began, done)
+            observer.on_step(plan, began, done)
         self._report_ends(outcomes)
 
     def _fail(self, plan: StepPlan, began: float, error: Exception) -> None:

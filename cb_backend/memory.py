@@ -10,10 +10,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from .config import EngineConfig
+from .model.backends import kv_dtype
 from .model.loader import LoadedModel, ModelError
+from .model.room import Room
 
 logger = logging.getLogger("cb_backend")
 
@@ -29,13 +29,17 @@ class MemoryPlan:
     max_model_len: int
 
 
-def plan_memory(config: EngineConfig, loaded: LoadedModel) -> MemoryPlan:
+def plan_memory(config: EngineConfig, loaded: LoadedModel, room: Room | None = None) -> MemoryPlan:
     """Sizes the pools.
 
+    Args:
+        room: what was measured on a GPU; None on a CPU.
+
     Raises:
-        ModelError: the pool cannot hold one sequence, or the swap space is larger than the machine's memory.
+        ModelError: the pool cannot hold one sequence, or is more than the GPU has left, or the swap space is larger
+            than the machine's memory.
     """
-    block_bytes = config.block_size * loaded.geometry.bytes_per_token(loaded.dtype)
+    block_bytes = config.block_size * loaded.geometry.bytes_per_token(kv_dtype(config, loaded.dtype))
     wanted_len = config.max_model_len or loaded.max_model_len
     if config.max_model_len is not None and config.max_model_len > loaded.max_model_len:
         raise ModelError(
@@ -47,11 +51,21 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel) -> MemoryPlan:
     elif config.kv_cache_memory is not None:
         num_blocks = min(config.kv_cache_memory // block_bytes, most_useful)
     else:
-        num_blocks = min(_spare_bytes(config, loaded) // block_bytes, most_useful)
+        spare = _cpu_spare() if room is None else int(room.left * config.gpu_memory_utilization)
+        num_blocks = min(spare // block_bytes - (room is not None), most_useful)  # a GPU holds the trash block too
     if num_blocks < 1:
+        where, remedy = "", "free memory, or set kv_cache_memory, a smaller block_size or a smaller model"
+        if room is not None:
+            where = f" on the GPU ({room})"
+            remedy = "lower max_num_batched_tokens or max_num_seqs, or use a smaller model or a larger GPU"
         raise ModelError(
-            f"no memory is left for the KV pool: one block of {config.block_size} tokens takes {block_bytes} bytes; "
-            "free memory, or set kv_cache_memory, a smaller block_size or a smaller model"
+            f"no memory is left for the KV pool{where}: one block of {config.block_size} tokens takes {block_bytes} "
+            f"bytes; {remedy}"
+        )
+    if room is not None and (num_blocks + 1) * block_bytes > room.left:
+        raise ModelError(
+            f"a KV pool of {num_blocks} blocks takes {(num_blocks + 1) * block_bytes} bytes, more than the "
+            f"{max(0, room.left)} that the GPU has left ({room}); lower num_kv_blocks or kv_cache_memory"
         )
     pool_tokens = num_blocks * config.block_size
     if config.max_model_len is not None and pool_tokens < config.max_model_len:
@@ -78,10 +92,7 @@ def _host_blocks(config: EngineConfig, block_bytes: int, num_blocks: int) -> int
     return min(config.swap_space // block_bytes, 4 * num_blocks)
 
 
-def _spare_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
-    if loaded.device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(loaded.device)
-        return int(free * config.gpu_memory_utilization)
+def _cpu_spare() -> int:
     available = _meminfo("MemAvailable") or 4 * 2**30
     limit = _cgroup_memory()
     return int(min(_CPU_SHARE * min(available, limit or available), _CPU_MOST))

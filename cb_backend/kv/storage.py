@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .swap import CudaStreams, Swap
+from .swap import CopyBlocks, CudaStreams, Swap, as_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ class KVGeometry:
 
 
 class KVStorage:
+    """Args:
+    dtype: of K and V, which may be narrower than the model's.
+    copy_blocks: a kernel that copies many blocks at once; None copies them one by one.
+    """
+
     def __init__(
         self,
         geometry: KVGeometry,
@@ -42,6 +47,7 @@ class KVStorage:
         num_host_blocks: int,
         dtype: torch.dtype,
         device: torch.device,
+        copy_blocks: CopyBlocks | None = None,
     ) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
@@ -52,13 +58,18 @@ class KVStorage:
         self.device = _zeros((num_blocks + 1, *shape), dtype, device)
         # Empty: host pages are touched, and so taken, only when something is swapped.
         self.host = torch.empty(num_host_blocks, *shape, dtype=dtype, pin_memory=device.type == "cuda")
-        self.swap = Swap(self.device, self.host, CudaStreams(device) if device.type == "cuda" else None)
+        streams = CudaStreams(device) if device.type == "cuda" else None
+        self.swap = Swap(self.device, self.host, streams, copy_blocks)
+        self._copy_blocks = copy_blocks
         self.bytes_per_block = block_size * geometry.bytes_per_token(dtype)
         # [num_blocks + 1, num_kv_heads, block_size, head_dim] views, one K and one V per layer
         self.layers = [(self.device[:, i, 0], self.device[:, i, 1]) for i in range(geometry.num_layers)]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (source, destination) device blocks: the copy of copy-on-write."""
+        if pairs and self._copy_blocks is not None:
+            self._copy_blocks(self.device, self.device, *as_ids(pairs, self.device.device))
+            return
         for source, destination in pairs:
             self.device[destination].copy_(self.device[source])
 

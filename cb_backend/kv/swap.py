@@ -5,16 +5,27 @@ On a CPU it is a copy within memory. On CUDA the copies run on a stream of their
     out   waits for what computed the blocks; the step that follows waits for it only if it writes one of them
     in    waits for what last read the blocks; the step that follows waits for it, since it reads them
 
-Both directions share one stream, so a block that leaves and comes back does so in that order.
+Both directions share one stream, so a block that leaves and comes back does so in that order. Neighbouring blocks that
+go to neighbouring places travel as one copy; where blocks are small, a kernel gathers or scatters all of them instead,
+reading or writing the pinned host memory itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+
+from ..transfer import to_device
+
+# (source pool, target pool, source ids, target ids): whole blocks, as `cb_kernels.kv_copy.launch.copy_blocks`.
+CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+# Below this a transfer costs more to start than to make; published figures of swapping on an H100 cross near 28 KiB.
+_SMALL_BLOCK = 32 * 1024
 
 
 class Streams(Protocol):
@@ -63,12 +74,21 @@ class Swap:
     """Args:
     device, host: [blocks, ...] tensors with equal blocks; `host` is pinned where `streams` are given.
     streams: None copies at once on the calling thread.
+    copy_blocks: a kernel for small blocks; None: there is none.
     """
 
-    def __init__(self, device: torch.Tensor, host: torch.Tensor, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.Tensor,
+        host: torch.Tensor,
+        streams: Streams | None = None,
+        copy_blocks: CopyBlocks | None = None,
+    ) -> None:
         self._device = device
         self._host = host
         self._streams = streams
+        small = device[0].numel() * device.element_size() <= _SMALL_BLOCK
+        self._copy_blocks = copy_blocks if small else None
         self._leaving: list[tuple[Any, frozenset[int]]] = []  # (event, device blocks still being read)
 
     def out(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -78,8 +98,7 @@ class Swap:
         if self._streams is not None:
             self._streams.copies_wait_for_compute()
         with self._on_copies():
-            for device_block, host_block in pairs:
-                self._host[host_block].copy_(self._device[device_block], non_blocking=True)
+            self._move(self._device, self._host, pairs)
         if self._streams is not None:
             self._leaving.append((self._streams.mark_copies(), frozenset(block for block, _ in pairs)))
 
@@ -90,10 +109,16 @@ class Swap:
         if self._streams is not None:
             self._streams.copies_wait_for_compute()
         with self._on_copies():
-            for host_block, device_block in pairs:
-                self._device[device_block].copy_(self._host[host_block], non_blocking=True)
+            self._move(self._host, self._device, pairs)
         if self._streams is not None:
             self._streams.compute_waits_for_copies()
+
+    def _move(self, source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        if self._copy_blocks is not None:
+            self._copy_blocks(source, target, *as_ids(pairs, self._device.device))
+            return
+        for read, written, count in runs(pairs):
+            target[written : written + count].copy_(source[read : read + count], non_blocking=True)
 
     def before_writing(self, blocks: Collection[int]) -> None:
         """The computation is about to write these device blocks: it waits for those still on their way out."""
@@ -111,3 +136,19 @@ class Swap:
 
     def _on_copies(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._streams is None else self._streams.on_copies()
+
+
+def as_ids(pairs: Sequence[tuple[int, int]], device: torch.device) -> list[torch.Tensor]:
+    """(sources, targets) as int64 tensors on `device`."""
+    ids = np.array(pairs, dtype=np.int64)
+    return to_device([np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])], device)
+
+
+def runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(first source, first target, count) of pairs that follow one another on both sides, in order."""
+    first = 0
+    for end in range(1, len(pairs) + 1):
+        if end < len(pairs) and pairs[end] == (pairs[end - 1][0] + 1, pairs[end - 1][1] + 1):
+            continue
+        yield (*pairs[first], end - first)
+        first = end

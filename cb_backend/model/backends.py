@@ -1,4 +1,4 @@
-"""The fast attention backends, and which one an engine uses.
+"""The fast attention backends, and which one an engine uses; the dtype that K and V are kept in.
 
 triton      a GPU (or Triton's interpreter): `cb_kernels.paged_attention`
 cpu         the native kernels: `cb_kernels.cpu`
@@ -9,12 +9,15 @@ reference   float64, for comparison
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import torch
 
 from ..config import EngineConfig
+from ..kv.storage import KVStorage
 from .attention import AttentionBackend, AttentionCall, ReferenceAttention, TorchAttention
 from .batch import RaggedBatch
+from .kv_scales import KVScales
 from .loader import LoadedModel, ModelError
 
 
@@ -55,15 +58,32 @@ class NativeAttention:
 
 
 class TritonAttention:
-    """One ragged Triton kernel for decodes, chunks and mixes."""
+    """One ragged Triton kernel for decodes, chunks and mixes.
+
+    Args:
+        workspace: float32, for the partial results of split keys; None: allocated in every call.
+        scales: what stored K and V are multiplied by, for a float8 cache.
+    """
 
     name = "triton"
+
+    def __init__(self, workspace: torch.Tensor | None = None, scales: KVScales | None = None) -> None:
+        self._workspace = workspace
+        self._scales = scales
+
+    def with_scales(self, scales: KVScales) -> TritonAttention:
+        return TritonAttention(self._workspace, scales)
+
+    def _scales_of(self, layer: int) -> dict[str, torch.Tensor]:
+        if self._scales is None:
+            return {}
+        return {"k_scale": self._scales.k[layer], "v_scale": self._scales.v[layer]}
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
         from cb_kernels.kv_copy.launch import write_kv
 
         k_cache, v_cache = batch.storage.layers[layer]
-        write_kv(k, v, k_cache, v_cache, batch.slots)
+        write_kv(k, v, k_cache, v_cache, batch.slots, **self._scales_of(layer))
 
     def attend(self, q: torch.Tensor, batch: RaggedBatch, call: AttentionCall) -> torch.Tensor:
         from cb_kernels.paged_attention.launch import paged_attention
@@ -84,7 +104,17 @@ class TritonAttention:
             window=call.window,
             softcap=call.softcap,
             sinks=call.sinks,
+            workspace=self._workspace,
+            **self._scales_of(call.layer),
         )
+
+    def warm_up(self, q: torch.Tensor, storage: KVStorage, call: AttentionCall) -> Iterator[str]:
+        """Compiles what layers like this one launch; `q` [2 or more, num_heads, head_dim] is strided as the model's."""
+        from cb_kernels.paged_attention.warmup import warm_up
+
+        k_cache, v_cache = storage.layers[call.layer]
+        features = {"window": call.window, "softcap": call.softcap, "sinks": call.sinks}
+        return warm_up(q, k_cache, v_cache, **features, **self._scales_of(call.layer))
 
 
 def choose_backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBackend:
@@ -97,6 +127,11 @@ def choose_backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBacken
     on_cpu = loaded.device.type == "cpu"
     if name == "auto":
         name = ("cpu" if _native_runs(loaded) else "torch") if on_cpu else "triton"
+    if name != "triton" and config.kv_cache_dtype != "auto":
+        raise ModelError(
+            f"kv_cache_dtype '{config.kv_cache_dtype}' needs attention_backend 'triton' on a GPU, this engine has "
+            f"'{name}' on {loaded.device}; use kv_cache_dtype 'auto'"
+        )
     if name == "reference":
         return ReferenceAttention()
     if name == "torch":
@@ -111,7 +146,12 @@ def choose_backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBacken
                 f"not {loaded.geometry.head_dim} in {loaded.dtype}; use 'torch'"
             )
         return backend
-    return _triton(loaded)
+    return _triton(config, loaded)
+
+
+def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """What K and V of a model of that dtype are kept in."""
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8_e4m3" else dtype
 
 
 def _native_runs(loaded: LoadedModel) -> bool:
@@ -120,7 +160,7 @@ def _native_runs(loaded: LoadedModel) -> bool:
     return supports(loaded.geometry.head_dim, loaded.dtype) and load() is not None
 
 
-def _triton(loaded: LoadedModel) -> AttentionBackend:
+def _triton(config: EngineConfig, loaded: LoadedModel) -> AttentionBackend:
     from cb_kernels.targets import check_support
 
     geometry = loaded.geometry
@@ -131,10 +171,14 @@ def _triton(loaded: LoadedModel) -> AttentionBackend:
             num_heads=geometry.num_heads,
             num_kv_heads=geometry.num_kv_heads,
             dtype=loaded.dtype,
-            kv_dtype=loaded.dtype,
+            kv_dtype=kv_dtype(config, loaded.dtype),
         )
     except ValueError as error:
         raise ModelError(str(error)) from None
     if loaded.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ModelError("attention_backend 'triton' needs a GPU; on a CPU use 'cpu' or 'torch'")
-    return TritonAttention()
+    from cb_kernels.paged_attention.launch import workspace_size
+
+    decodes = min(config.max_num_seqs, config.max_num_batched_tokens)
+    size = workspace_size(decodes, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, loaded.device)
+    return TritonAttention(torch.empty(size, dtype=torch.float32, device=loaded.device))

@@ -15,6 +15,7 @@ import torch
 
 from ..kv.storage import KVStorage
 from ..request import Assignment
+from ..transfer import to_device
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class RaggedBatch:
     q_lens: list[int]
     kv_lens: list[int]
     storage: KVStorage
+    indices: Sequence[torch.Tensor] = ()  # int64 arrays that travelled along (see build_batch)
     scratch: dict[Any, Any] = field(default_factory=dict)  # what a backend makes once a step for all its layers
 
     @property
@@ -38,12 +40,25 @@ class RaggedBatch:
         return next((i for i, n in enumerate(self.q_lens) if n != 1), len(self.q_lens))
 
 
-def build_batch(assignments: Sequence[Assignment], storage: KVStorage, device: torch.device) -> RaggedBatch:
-    """The ragged batch of these assignments, in their order. Ids still on the device are 0 here (see executor.py)."""
+def build_batch(
+    assignments: Sequence[Assignment],
+    storage: KVStorage,
+    device: torch.device,
+    *,
+    padded: int = 0,
+    indices: Sequence[Sequence[int]] = (),
+) -> RaggedBatch:
+    """The ragged batch of these assignments, in their order. Ids still on the device are 0 here (see executor.py).
+
+    Args:
+        padded: add sequences of one row and no key until there are this many; their K/V go to the trash block.
+        indices: lists of row numbers that the step needs on the device; they travel in the same transfer.
+    """
     size = storage.block_size
-    num_seqs = len(assignments)
-    q_lens = [item.num_tokens for item in assignments]
-    kv_lens = [item.start + item.num_tokens for item in assignments]
+    padding = max(0, padded - len(assignments))
+    num_seqs = len(assignments) + padding
+    q_lens = [item.num_tokens for item in assignments] + [1] * padding
+    kv_lens = [item.start + item.num_tokens for item in assignments] + [0] * padding
     total = sum(q_lens)
     widest = max(-(-n // size) for n in kv_lens)
 
@@ -71,17 +86,10 @@ def build_batch(assignments: Sequence[Assignment], storage: KVStorage, device: t
             slots[row : row + n] = tables[i, where // size].astype(np.int64) * size + where % size
         row += n
 
-    def put(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
+    positions[row:] = 0
+    slots[row:] = storage.trash_block * size
 
-    return RaggedBatch(
-        input_ids=put(ids),
-        positions=put(positions),
-        slots=put(slots),
-        block_tables=put(tables),
-        seq_lens=put(np.asarray(kv_lens, dtype=np.int32)),
-        cu_seqlens=put(cu),
-        q_lens=q_lens,
-        kv_lens=kv_lens,
-        storage=storage,
-    )
+    arrays = [ids, positions, slots, tables, np.asarray(kv_lens, dtype=np.int32), cu]
+    arrays += [np.asarray(each, dtype=np.int64) for each in indices]
+    tensors = to_device(arrays, device)
+    return RaggedBatch(*tensors[:6], q_lens, kv_lens, storage, tensors[6:])

@@ -2,30 +2,60 @@
 
 `launch(plan)` starts a step and returns what is on its way; `Pending.result()` waits for it. The order within a step is
 swap out, copy on write, swap in, ragged forward, sampling. A token that is sampled but not yet seen by the host is fed
-to the next step from the device.
+to the next step from the device, so that a step can be launched before the one before it has been read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from ..kv.storage import KVStorage
-from ..request import Assignment, Logprob, Request, SamplingParams, StepPlan, StepResult, Timings
+from ..request import Logprob, Request, StepPlan, StepResult
 from ..scheduling.preemption import CostModel
+from ..transfer import Arrival, to_device
 from .attention import AttentionBackend
 from .batch import RaggedBatch, build_batch
+from .graphs import DecodeGraphs, Recorder
 from .loader import ModelError
+from .logprobs import Scores
+from .probe import probe, probe_request
 from .projection import Projection
-from .sampler import Sampled, logprobs_of, sample
+from .sampler import sample
 
 _PROBE_TOKENS = 128
 _PROMPT_LOGPROB_ROWS = 64  # rows of vocabulary-wide float32 held at once
+
+
+class Sampled(Protocol):
+    """sampler.py or device_sampler.py. `token_ids`: int64 [rows], on the device."""
+
+    token_ids: torch.Tensor
+
+    def read(self) -> tuple[Sequence[int], Sequence[Logprob | None], dict[int, str]]:
+        """Ids, log-probabilities (per row, or empty) and errors by row; on the host, once the step is done."""
+
+
+Sampler = Callable[[torch.Tensor, Sequence[Request]], Sampled]
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """Log-probabilities of some prompt tokens of one request, on their way to the host."""
+
+    request_id: str
+    targets: Sequence[int]
+    top: int
+    scores: Scores
+
+    def read(self) -> list[Logprob]:
+        return self.scores.read(self.targets, [self.top] * len(self.targets))
 
 
 @dataclass(slots=True)
@@ -33,26 +63,36 @@ class Pending:
     """A step on its way to the host."""
 
     plan: StepPlan
-    sampled: Sampled | None
-    prompt_logprobs: dict[str, list[Logprob]]
+    arrival: Arrival
+    sampled: Sampled | None = None
+    prompt_scores: list[PromptScores] = field(default_factory=list)
 
     def result(self) -> StepResult:
-        if self.sampled is None:
-            return StepResult((), prompt_logprobs=self.prompt_logprobs)
-        return StepResult(
-            self.sampled.token_ids.tolist(), self.sampled.logprobs, self.prompt_logprobs, self.sampled.errors
-        )
+        self.arrival.wait()
+        found: dict[str, list[Logprob]] = {}
+        for part in self.prompt_scores:
+            found.setdefault(part.request_id, []).extend(part.read())
+        ids, logprobs, errors = ((), (), {}) if self.sampled is None else self.sampled.read()
+        return StepResult(ids, logprobs, found, errors)
 
 
 class Executor:
-    def __init__(self, model: PreTrainedModel, storage: KVStorage, backend: AttentionBackend) -> None:
+    """Args:
+    sampler: chooses tokens from float32 logits [rows, vocab_size] for the request of each row.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, storage: KVStorage, backend: AttentionBackend, sampler: Sampler = sample
+    ) -> None:
         self.model = model
         self.body = model.base_model
         self.projection = Projection(model)
         self.storage = storage
         self.backend = backend
+        self.sampler = sampler
         self.device = storage.device.device
-        self._last: Pending | None = None
+        self.graphs: DecodeGraphs | None = None  # set once they are captured
+        self._last: tuple[StepPlan, Sampled] | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
@@ -62,20 +102,42 @@ class Executor:
         swap.before_writing(_written_blocks(plan, self.storage.block_size))
         self.storage.copy(plan.copies)
         swap.into(plan.swap_in)
-        sampled, prompt_logprobs = None, {}
+        last, self._last = self._last, None
+        sampled, prompt_scores = None, []
         if plan.assignments:
-            batch = build_batch(plan.assignments, self.storage, self.device)
-            self._feed_from_device(plan, batch)
-            hidden = self._forward(batch)
-            prompt_logprobs = self._prompt_logprobs(plan, hidden)
+            at, source = _ids_on_device(plan, last)
+            rows = _sampled_rows(plan)
+            padded = self._graph_size(plan)
+            batch = build_batch(plan.assignments, self.storage, self.device, padded=padded, indices=(at, source, rows))
+            if last is not None and at:
+                unseen = last[1].token_ids.index_select(0, batch.indices[1])
+                batch.input_ids.index_copy_(0, batch.indices[0], unseen)
+            hidden = self.graphs.run(batch) if self.graphs is not None and padded else self._forward(batch)
+            prompt_scores = self._score_prompts(plan, hidden)
             if plan.samplers:
-                sampled = self._sample(plan, batch, hidden)
-        self._last = Pending(plan, sampled, prompt_logprobs)
-        return self._last
+                in_order = rows == list(range(len(rows)))
+                hidden = hidden[: len(rows)] if in_order else hidden.index_select(0, batch.indices[2])
+                sampled = self.sampler(self.projection(hidden), [request for request, _row in plan.samplers])
+                self._last = (plan, sampled)
+        return Pending(plan, Arrival(self.device), sampled, prompt_scores)
+
+    def _graph_size(self, plan: StepPlan) -> int:
+        """The graph that runs this step: its padded batch size, or 0 where none does."""
+        if self.graphs is None or any(item.num_tokens != 1 for item in plan.assignments):
+            return 0
+        return self.graphs.size_for(len(plan.assignments))
 
     def _forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Hidden states of every token: [T, hidden_size]."""
         return self._call(self.body, batch).last_hidden_state[0]
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, sizes: tuple[int, ...], max_model_len: int) -> Iterator[int]:
+        """Records decode batches of `sizes`, the largest first, and yields each size; from then on steps use them."""
+        max_blocks = -(-max_model_len // self.storage.block_size)
+        graphs = DecodeGraphs(self._forward, self.storage, sizes, max_blocks, recorder)
+        yield from graphs.capture()
+        self.graphs = graphs
 
     def _call(self, module: PreTrainedModel, batch: RaggedBatch) -> Any:
         return module(
@@ -86,54 +148,22 @@ class Executor:
             cb_backend=self.backend,
         )
 
-    def _feed_from_device(self, plan: StepPlan, batch: RaggedBatch) -> None:
-        """Ids that the last step sampled and the host has not seen."""
-        last = self._last
-        if last is None or last.sampled is None:
-            return
-        rows = {id(request): i for i, (request, _row) in enumerate(last.plan.samplers)}
-        at, source, flat = [], [], 0
-        for item in plan.assignments:
-            flat += item.num_tokens
-            if item.start + item.num_tokens > len(item.request.token_ids):
-                at.append(flat - 1)
-                source.append(rows[id(item.request)])
-        if at:
-            batch.input_ids[at] = last.sampled.token_ids[source]
-
-    def _sample(self, plan: StepPlan, batch: RaggedBatch, hidden: torch.Tensor) -> Sampled:
-        ends, last_rows = 0, []
-        for item in plan.assignments:
-            ends += item.num_tokens
-            if item.samples:
-                last_rows.append(ends - 1)
-        logits = self.projection(hidden[last_rows])
-        requests = [request for request, _row in plan.samplers]
-        rows = [row for _request, row in plan.samplers]
-        if len(rows) != len(last_rows):  # forks sample the same row
-            logits = logits[rows]
-        return sample(logits, requests)
-
-    def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> dict[str, list[Logprob]]:
+    def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor) -> list[PromptScores]:
         """For requests that ask: log-probabilities of the prompt tokens that this step's rows predict."""
-        found: dict[str, list[Logprob]] = {}
+        found: list[PromptScores] = []
         first = 0
         for item in plan.assignments:
             request = item.request
             top = request.params.prompt_logprobs
             if top is not None and item.start < request.prompt_len and not request.num_settled:
                 targets = request.token_ids[item.start + 1 : min(item.start + item.num_tokens + 1, request.prompt_len)]
-                found[request.request_id] = self._score(hidden[first : first + len(targets)], targets, top)
+                for at in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
+                    part = targets[at : at + _PROMPT_LOGPROB_ROWS]
+                    (chosen,) = to_device([np.array(part, dtype=np.int64)], self.device)
+                    logits = self.projection(hidden[first + at : first + at + len(part)])
+                    found.append(PromptScores(request.request_id, part, top, Scores(logits, chosen, top)))
             first += item.num_tokens
         return found
-
-    def _score(self, hidden: torch.Tensor, targets: Sequence[int], top: int) -> list[Logprob]:
-        scores: list[Logprob] = []
-        for at in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
-            part = targets[at : at + _PROMPT_LOGPROB_ROWS]
-            logits = self.projection(hidden[at : at + len(part)])
-            scores += logprobs_of(logits, part, [top] * len(part))
-        return scores
 
     @torch.inference_mode()
     def check_projection(self) -> None:
@@ -145,10 +175,10 @@ class Executor:
             ModelError: they differ: the model does something after its output embedding that is not known here.
         """
         num_tokens = min(4, self.storage.num_blocks * self.storage.block_size)
-        batch = build_batch(_probe(num_tokens, self.storage), self.storage, self.device)
+        batch = self._probe_batch(num_tokens)
         ours = self.projection(self._forward(batch))
         theirs = self._call(self.model, batch).logits[0].float()
-        allowed = 16 * torch.finfo(self.storage.device.dtype).eps * theirs.abs().max().clamp(min=1.0)
+        allowed = 16 * torch.finfo(self.model.dtype).eps * theirs.abs().max().clamp(min=1.0)
         if not bool(((ours - theirs).abs() <= allowed).all()):
             raise ModelError(
                 f"{type(self.model).__name__} changes its scores after the output projection in a way that this engine "
@@ -162,7 +192,7 @@ class Executor:
         Writes only to blocks that nobody owns yet; called before the first request.
         """
         num_tokens = min(_PROBE_TOKENS, self.storage.num_blocks * self.storage.block_size)
-        batch = build_batch(_probe(num_tokens, self.storage), self.storage, self.device)
+        batch = self._probe_batch(num_tokens)
         prefill = self._timed(lambda: self._forward(batch))
         per_block = float("inf")
         if len(self.storage.host):
@@ -171,6 +201,20 @@ class Executor:
                 self._timed(lambda: self.storage.swap.out(pair)) + self._timed(lambda: self.storage.swap.into(pair))
             ) / 2
         return CostModel(per_block, prefill / num_tokens)
+
+    def _probe_batch(self, num_tokens: int, longest: int | None = None) -> RaggedBatch:
+        assignments = probe(num_tokens, self.storage, self.projection.vocab_size, longest)
+        return build_batch(assignments, self.storage, self.device)
+
+    @torch.inference_mode()
+    def run_probe(self, num_tokens: int, *, longest: int | None = None, num_samples: int = 0) -> None:
+        """One step of made-up sequences of up to `longest` tokens, `num_samples` rows sampled.
+
+        Writes to the first blocks of the pool: only before anybody owns them.
+        """
+        hidden = self._forward(self._probe_batch(num_tokens, longest))
+        if num_samples:
+            self.sampler(self.projection(hidden[:num_samples]), [probe_request([0])] * num_samples)
 
     def _timed(self, run: Callable[[], object]) -> float:
         """Seconds of the second run of two: the first one warms caches and touches pages."""
@@ -188,6 +232,35 @@ class Executor:
             torch.cuda.synchronize(self.device)
 
 
+def _ids_on_device(plan: StepPlan, last: tuple[StepPlan, Sampled] | None) -> tuple[list[int], list[int]]:
+    """Rows of the batch whose ids the last step sampled and the host has not seen, and their rows in that step."""
+    at: list[int] = []
+    source: list[int] = []
+    if last is None:
+        return at, source
+    rows: dict[int, int] | None = None
+    end = 0
+    for item in plan.assignments:
+        end += item.num_tokens
+        if item.start + item.num_tokens > len(item.request.token_ids):
+            if rows is None:
+                rows = {id(request): i for i, (request, _row) in enumerate(last[0].samplers)}
+            at.append(end - 1)
+            source.append(rows[id(item.request)])
+    return at, source
+
+
+def _sampled_rows(plan: StepPlan) -> list[int]:
+    """The row of the batch that each sampler draws from; choices of one prompt share one."""
+    end = 0
+    ends: list[int] = []
+    for item in plan.assignments:
+        end += item.num_tokens
+        if item.samples:
+            ends.append(end - 1)
+    return [ends[row] for _request, row in plan.samplers]
+
+
 def _written_blocks(plan: StepPlan, block_size: int) -> set[int]:
     """Device blocks that the step's computation writes: copies' destinations and those of the new tokens."""
     written = {destination for _, destination in plan.copies}
@@ -195,13 +268,3 @@ def _written_blocks(plan: StepPlan, block_size: int) -> set[int]:
         first, last = item.start // block_size, (item.start + item.num_tokens - 1) // block_size
         written.update(item.request.blocks[first : last + 1])
     return written
-
-
-def _probe(num_tokens: int, storage: KVStorage) -> list[Assignment]:
-    """An assignment of a made-up request that fills the first blocks of the pool."""
-    blocks = list(range(-(-num_tokens // storage.block_size)))
-    request = Request(
-        "probe", num_tokens, [0] * num_tokens, SamplingParams(), 1, frozenset(), 0, Timings(0.0), lambda delta: None
-    )
-    request.blocks = blocks
-    return [Assignment(request, 0, num_tokens, False)]

@@ -15,6 +15,9 @@ import torch
 from cb_kernels.sampling.noise import gumbel
 
 from ..request import Logprob, Request
+from .logprobs import Scores
+
+NO_FINITE_SCORE = "the model produced no finite score for the next token"
 
 # A sort of the whole vocabulary is slow; nearly always the nucleus lies within the best few.
 _NUCLEUS_GUESS = 1024
@@ -27,6 +30,10 @@ class Sampled:
     token_ids: torch.Tensor
     logprobs: list[Logprob | None] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+
+    def read(self) -> tuple[list[int], list[Logprob | None], dict[int, str]]:
+        """Ids, log-probabilities (per row, or empty) and errors by row."""
+        return self.token_ids.tolist(), self.logprobs, self.errors
 
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
@@ -42,7 +49,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
         adjust(logits[i], request)
     best, token_ids = logits.max(dim=-1)
     errors = {
-        i: "the model produced no finite score for the next token"
+        i: NO_FINITE_SCORE
         for i, value in enumerate(best.tolist())
         if not value > float("-inf") or value == float("inf")
     }
@@ -77,13 +84,7 @@ def adjust(row: torch.Tensor, request: Request) -> None:
     allowed = None if request.constraint is None else request.constraint.allowed()
     if allowed is not None:
         row.masked_fill_(~unpack_mask(allowed, row.shape[0]).to(row.device), float("-inf"))
-    banned: list[int] = []
-    if request.stop_ids and request.num_output <= params.min_tokens:  # the token in the making is counted
-        banned += request.stop_ids
-    for word in request.bad_word_ids:
-        if len(word) == 1 or tuple(output[-(len(word) - 1) :]) == word[:-1]:
-            banned.append(word[-1])
-    if banned:
+    if banned := banned_ids(request):
         ids = torch.tensor(banned, device=row.device)
         scores = row[ids].clone()
         row[ids] = float("-inf")
@@ -91,9 +92,22 @@ def adjust(row: torch.Tensor, request: Request) -> None:
             row[ids] = scores  # the grammar leaves nothing else: it goes before min_tokens and bad_words
 
 
+def banned_ids(request: Request) -> list[int]:
+    """Tokens that may not come next: ends before min_tokens, and those that would complete a banned word."""
+    banned: list[int] = []
+    if request.stop_ids and request.num_output <= request.params.min_tokens:  # the token in the making is counted
+        banned += request.stop_ids
+    if request.bad_word_ids:
+        output = request.token_ids[request.prompt_len :]
+        for word in request.bad_word_ids:
+            if len(word) == 1 or tuple(output[-(len(word) - 1) :]) == word[:-1]:
+                banned.append(word[-1])
+    return banned
+
+
 def unpack_mask(bits: torch.Tensor, size: int) -> torch.Tensor:
     """Bool [size] from int32 words, lowest bit first; ids past the words are not allowed."""
-    shifts = torch.arange(32, dtype=torch.int32)
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     flat = ((bits[:, None] >> shifts) & 1).bool().flatten()[:size]
     return flat if len(flat) == size else torch.nn.functional.pad(flat, (0, size - len(flat)))
 
@@ -141,11 +155,5 @@ def keep_top_p(row: torch.Tensor, p: float) -> None:
 
 def logprobs_of(logits: torch.Tensor, chosen: Sequence[int], tops: Sequence[int]) -> list[Logprob]:
     """Log-probabilities of the chosen ids and of each row's `tops` most likely ones, from raw logits [rows, vocab]."""
-    table = logits.log_softmax(-1)
-    picked = table.gather(1, torch.tensor(chosen, device=table.device)[:, None])[:, 0].tolist()
-    most = max(tops)
-    if most == 0:
-        return [Logprob(token, value) for token, value in zip(chosen, picked, strict=True)]
-    values, ids = table.topk(min(most, table.shape[1]), dim=-1)
-    best = [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-    return [Logprob(chosen[i], picked[i], tuple(best[i][: tops[i]])) for i in range(len(chosen))]
+    picked = torch.tensor(chosen, device=logits.device)
+    return Scores(logits, picked, max(tops)).read(chosen, tops)

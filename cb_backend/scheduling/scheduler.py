@@ -357,9 +357,8 @@ class Scheduler:
         for request in (*plan.admitted, *plan.resumed):
             if request.timings.admitted is None:
                 request.timings.admitted = now
-        for request_id, values in result.prompt_logprobs.items():
-            for request in self.by_id.get(request_id, ())[:1]:
-                request.prompt_logprobs.extend(values)
+        if result.prompt_logprobs:
+            self._book_prompt_logprobs(plan, result)
         for i, (request, _row) in enumerate(plan.samplers):
             request.num_in_flight -= 1
             if request.status is Status.FINISHED:
@@ -377,6 +376,14 @@ class Scheduler:
                 for choice in (request, *request.forks):
                     outcomes.append(self._finish(choice, End(FinishReason.LENGTH)))
         return outcomes
+
+    def _book_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        """Appends what is new. A request preempted while the step ran has begun anew: its values come again."""
+        for item in plan.assignments:
+            values = result.prompt_logprobs.get(item.request.request_id, ())
+            known = item.request.prompt_logprobs
+            if item.request.status is not Status.FINISHED and item.start <= len(known):
+                known.extend(values[len(known) - item.start :])
 
     def fail(self, plan: StepPlan, error: str) -> list[Outcome]:
         """The step raised on the device: all its requests end, and nothing it wrote is ever hit again."""

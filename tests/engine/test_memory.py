@@ -12,6 +12,7 @@ from cb_backend import memory as memory_module
 from cb_backend.kv.storage import KVGeometry
 from cb_backend.memory import plan_memory, wanted_threads
 from cb_backend.model.loader import ModelError
+from cb_backend.model.room import Room
 
 
 @dataclass
@@ -24,8 +25,8 @@ class Loaded:
     max_model_len: int = 1000
 
 
-def plan(loaded=None, **fields):
-    return plan_memory(EngineConfig(**{"model": "m", "block_size": 10, "swap_space": 0} | fields), loaded or Loaded())
+def plan(room=None, **fields):
+    return plan_memory(EngineConfig(**{"model": "m", "block_size": 10, "swap_space": 0} | fields), Loaded(), room)
 
 
 def test_the_pool_is_as_large_as_it_was_asked_to_be():
@@ -37,17 +38,30 @@ def test_no_pool_is_larger_than_all_sequences_could_fill():
     assert plan(kv_cache_memory="1GiB", max_num_seqs=3).num_blocks == 3 * 100
 
 
-@pytest.mark.parametrize("share, blocks", [(0.9, 900), (0.5, 500)])
-def test_a_gpu_gives_the_stated_share_of_what_is_free(monkeypatch, share, blocks):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 * 10_240, 10**12))
-    gpu = Loaded(device=torch.device("cuda"))
-    assert plan(gpu, gpu_memory_utilization=share).num_blocks == blocks
+@pytest.mark.parametrize("share, blocks", [(0.9, 899), (0.5, 499)])
+def test_a_gpu_gives_the_stated_share_of_what_is_left(share, blocks):
+    """One block of the share is the trash block."""
+    assert plan(room=Room(1200 * 10_240, 150 * 10_240, 50 * 10_240), gpu_memory_utilization=share).num_blocks == blocks
 
 
-def test_a_gpu_without_free_memory_is_a_clear_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 10**12))
-    with pytest.raises(ModelError, match="no memory is left for the KV pool"):
-        plan(Loaded(device=torch.device("cuda")))
+@pytest.mark.parametrize("room", [Room(10**6, 2 * 10**6), Room(10_000, 0), Room(20_480, 0)])
+def test_a_gpu_without_room_is_a_clear_error(room):
+    with pytest.raises(ModelError, match="no memory is left for the KV pool on the GPU.*GiB free beside the weights"):
+        plan(room=room)
+
+
+def test_a_pool_never_takes_more_than_the_card_has():
+    room = Room(120 * 10_240, 20 * 10_240)
+    assert plan(room=room, num_kv_blocks=99).num_blocks == 99
+    assert plan(room=room, gpu_memory_utilization=1.0).num_blocks == 99
+    with pytest.raises(ModelError, match="1034240 bytes, more than the 1024000 that the GPU has left.*lower num_kv_"):
+        plan(room=room, num_kv_blocks=100)
+    with pytest.raises(ModelError, match="more than the 1024000 that the GPU has left"):
+        plan(room=room, kv_cache_memory="1GiB")
+
+
+def test_a_float8_cache_takes_a_quarter_of_float32():
+    assert plan(kv_cache_memory="1MiB", kv_cache_dtype="fp8_e4m3").num_blocks == 4 * (2**20 // 10_240) + 1
 
 
 def test_a_cpu_gives_a_quarter_of_what_is_free_within_the_containers_limit(monkeypatch):

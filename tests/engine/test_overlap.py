@@ -1,0 +1,143 @@
+"""With the real executor, planning a step while the one before it computes changes no output, whatever is in flight."""
+
+from __future__ import annotations
+
+import pytest
+
+from cb_backend import Engine, EngineConfig, SamplingParams
+from cb_backend.model.executor import Executor
+from cb_backend.request import FinishReason
+
+from .oracle import random_prompts
+
+PROMPTS = random_prompts(20, (1, 60), 512, seed=3)
+
+
+def params(i: int) -> SamplingParams:
+    """Greedy and seeded draws, filters, penalties, choices, log-probabilities of output and prompt, stop strings."""
+    return SamplingParams(
+        max_tokens=6 + i % 9,
+        seed=i,
+        temperature=float(i % 3 > 0),
+        top_k=40 * (i % 2),
+        min_tokens=i % 4,
+        presence_penalty=0.5 * (i % 5 == 0),
+        n=1 + 2 * (i % 7 == 3),
+        logprobs=2 if i % 4 == 1 else None,
+        prompt_logprobs=1 if i % 6 == 2 else None,
+        stop=("e", "an") if i % 3 == 2 else (),
+        stop_token_ids=tuple(range(100, 180)) if i % 4 == 3 else (),
+    )
+
+
+PARAMS = [params(i) for i in range(20)]
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For every step launched: how many of its tokens the host did not know yet."""
+    seen: list[int] = []
+    launch = Executor.launch
+
+    def counting(self, plan):
+        seen.append(sum(a.start + a.num_tokens > len(a.request.token_ids) for a in plan.assignments))
+        return launch(self, plan)
+
+    monkeypatch.setattr(Executor, "launch", counting)
+    return seen
+
+
+def run(path, **fields):
+    config = {"model": str(path), "dtype": "float32", "num_kv_blocks": 400, "block_size": 8, "swap_space": "64MiB"}
+    with Engine(EngineConfig(**config | fields)) as engine:
+        outputs = engine.generate(PROMPTS, PARAMS)
+        stats = engine.stats()
+        engine.core.call(engine.core.scheduler.check)
+    return outputs, stats
+
+
+def told(output):
+    """Everything a client sees of a request but its timings."""
+    logprobs = [(p.token_id, round(p.logprob, 4)) for p in output.logprobs or ()]
+    prompt = [p and (p.token_id, round(p.logprob, 4)) for p in output.prompt_logprobs or ()]
+    rest = tuple(told(choice) for choice in output.choices[1:])
+    return output.token_ids, output.text, output.finish_reason, output.stop_reason, logprobs, prompt, rest
+
+
+@pytest.fixture(scope="module")
+def serial(tiny_llama):
+    return [told(output) for output in run(tiny_llama, overlap=False)[0]]
+
+
+def test_the_sample_has_every_kind_of_end_and_detail(serial):
+    reasons = {(finish, type(stop).__name__) for _, _, finish, stop, *_ in serial}
+    assert {("length", "NoneType"), ("stop", "str"), ("stop", "int")} <= reasons
+    assert any(prompt for *_, prompt, _ in serial)
+    assert any(rest for *_, rest in serial)
+
+
+@pytest.mark.parametrize("budget", [16, 512])
+def test_overlap_changes_no_output(tiny_llama, serial, unseen, budget):
+    outputs, _ = run(tiny_llama, overlap=True, max_num_batched_tokens=budget)
+    assert [told(output) for output in outputs] == serial
+    assert sum(unseen) > 50, "no token was fed to a step before the host had seen it"
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_overlap_changes_no_output_when_memory_is_short(tiny_llama, serial, mode):
+    outputs, stats = run(
+        tiny_llama, overlap=True, num_kv_blocks=16, preemption=mode, admission={"policy": "prompt"}, max_num_seqs=12
+    )
+    assert [told(output) for output in outputs] == serial
+    assert stats[f"preemptions_{mode}"] > 3
+
+
+def test_without_overlap_the_host_knows_every_token(tiny_llama, unseen):
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=60, overlap=False) as engine:
+        engine.generate([PROMPTS[2]], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert sum(unseen) == 0
+
+
+def test_it_is_off_on_a_cpu_unless_asked_for(tiny_llama):
+    for wanted, used in ((None, False), (False, False), (True, True)):
+        with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=60, overlap=wanted) as engine:
+            assert engine.core.overlap is used
+
+
+async def test_an_abort_in_flight_frees_everything(tiny_llama):
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=300, block_size=8, overlap=True) as engine:
+        outputs = []
+        async for output in engine.stream(
+            PROMPTS[1], SamplingParams(max_tokens=900, ignore_eos=True), request_id="long"
+        ):
+            outputs.append(output)
+            if len(outputs) == 4:
+                engine.abort("long")
+        assert outputs[-1].finish_reason == FinishReason.ABORT.value
+        assert 4 <= len(outputs[-1].token_ids) < 900
+        after = engine.generate([PROMPTS[3]], PARAMS[3])[0]
+        assert idle(engine)
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=300, block_size=8) as fresh:
+        assert told(after) == told(fresh.generate([PROMPTS[3]], PARAMS[3])[0])
+
+
+async def test_a_deadline_in_flight_ends_with_what_was_generated(tiny_llama):
+    with Engine(
+        model=str(tiny_llama),
+        dtype="float32",
+        num_kv_blocks=300,
+        block_size=8,
+        overlap=True,
+        admission={"refuse_late": False},
+    ) as engine:
+        endless = SamplingParams(max_tokens=900, ignore_eos=True)
+        outputs = [output async for output in engine.stream(PROMPTS[1], endless, timeout=0.2)]
+        assert outputs[-1].finish_reason == FinishReason.TIMEOUT.value
+        assert 0 < len(outputs[-1].token_ids) < 900
+        assert idle(engine)
+
+
+def idle(engine):
+    engine.core.call(engine.core.scheduler.check)
+    scheduler = engine.core.scheduler
+    return not scheduler.has_work and scheduler.pool.num_used == 0 and scheduler.host.num_used == 0
