@@ -5,11 +5,48 @@ Errors name the field, the allowed range and the value. A request that passes ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .request import RequestError, SamplingParams
+
+
+def check_text(value: Any, name: str) -> str:
+    """A string that a client gave for the field `name`: JSON and Python can spell half of a surrogate pair, which is no
+    character, and which neither a tokenizer nor a span or a metric takes.
+
+    Raises:
+        RequestError: it is no string, or not one of whole characters.
+    """
+    if not isinstance(value, str):
+        raise RequestError(f"'{name}': must be text (got {value!r:.80})", param=name)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = ord(value[error.start])
+        raise RequestError(f"'{name}': holds U+{half:04X}, half of a surrogate pair", param=name) from None
+    return value
+
+
+def check_texts(fields: Any) -> None:
+    """`check_text` for every string in a structure of mappings and sequences, keys included.
+
+    Raises:
+        RequestError: names the way to the first one at fault.
+    """
+    rest = [(fields, "")]
+    while rest:  # a stack of its own: a client's nesting must not exhaust Python's
+        value, where = rest.pop()
+        if isinstance(value, str):
+            check_text(value, where)
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                shown = key if isinstance(key, str) and key.isprintable() else repr(key)
+                check_text(str(key), f"{where}.{shown}".lstrip("."))
+                rest.append((inner, f"{where}.{shown}".lstrip(".")))
+        elif isinstance(value, (list, tuple)):
+            rest += [(inner, f"{where}.{i}") for i, inner in enumerate(value) if not isinstance(inner, (int, float))]
 
 
 @dataclass(frozen=True, slots=True)

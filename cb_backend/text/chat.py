@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..limits import check_text, check_texts
 from ..request import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -118,7 +119,7 @@ class ChatTemplate:
                 param="messages",
                 code="context_length_exceeded",
             )
-        _check_unicode(text, "messages")
+        check_text(text, "messages")
         return text
 
     def _name_developers(self, conversation: list[dict[str, Any]], template: str | None) -> None:
@@ -147,6 +148,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(f"'{where}.role': must be one of {', '.join(ROLES)} (got {role!r})", param=f"{where}.role")
+    check_texts({where: {key: value for key, value in message.items() if key != "content"}})
     content = _text_of(message.get("content"), f"{where}.content")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise RequestError(
@@ -187,7 +189,7 @@ def _text_of(content: Any, where: str) -> str | None:
     if content is None:
         return None
     if isinstance(content, str):
-        _check_unicode(content, where)
+        check_text(content, where)
         return content
     if not isinstance(content, Sequence):
         raise RequestError(f"'{where}': must be a string or a list of text parts (got {content!r})", param=where)
@@ -200,16 +202,6 @@ def _text_of(content: Any, where: str) -> str | None:
             )
         if not isinstance(part.get("text"), str):
             raise RequestError(f"'{where}.{i}.text': must be a string", param=f"{where}.{i}.text")
-        _check_unicode(part["text"], f"{where}.{i}.text")
+        check_text(part["text"], f"{where}.{i}.text")
         texts.append(part["text"])
     return "".join(texts)
-
-
-def _check_unicode(text: str, where: str) -> None:
-    """JSON can spell half of a surrogate pair, which is no character and which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"'{where}': holds U+{ord(text[error.start]):04X}, half of a surrogate pair", param=where
-        ) from None

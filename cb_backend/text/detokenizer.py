@@ -26,9 +26,9 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: a transformers tokenizer.
         skip_special_tokens: leave special tokens out of the text.
-        after: ids that stand before the first one. With them the text continues theirs, as it must where the two are
-            joined (an echoed prompt): a word keeps the space that tokenizers in the manner of Llama 2 strip from the
-            first word of a text.
+        after: ids that stand before the first one. With them the text continues theirs (`text_before`), as it must
+            where the two are joined (an echoed prompt): a word keeps the space that tokenizers in the manner of Llama 2
+            strip from the first word of a text.
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
@@ -37,8 +37,7 @@ class IncrementalDetokenizer:
         self._byte_ids = byte_fallback_ids(tokenizer)
         # Context, then the tokens whose text is not all out; how many characters of their text are out; at how many
         # tokens a cut is worth it.
-        self._window = [i for i in after[-_CONTEXT_OF_HELD:] if not self._silent(i)]
-        self._shown = len(self._decode(self._window).rstrip(REPLACEMENT))
+        self._window, self._shown = self._context_of(after)
         self._long = 2 * _CONTEXT
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -62,6 +61,16 @@ class IncrementalDetokenizer:
         text = self._decode(self._window)
         return self._show(text, len(text))
 
+    def _context_of(self, after: Sequence[int]) -> tuple[list[int], int]:
+        """The last few of `after`, and how much of their text is out: as many as the end of their text depends on."""
+        count = _CONTEXT_OF_HELD
+        while True:
+            window = [i for i in after[-count:] if not self._silent(i)]
+            shown = len(self._decode(window).rstrip(REPLACEMENT))
+            if count >= len(after) or (shown and after[-count] not in self._byte_ids):
+                return window, shown
+            count *= 2
+
     def _show(self, text: str, end: int) -> str:
         fresh = text[self._shown : end]
         self._shown = max(self._shown, end)
@@ -77,6 +86,11 @@ class IncrementalDetokenizer:
             self._shown = len(context) - held
         # Twice what is left: trying at each token of a window that stays long would cost the square of its length.
         self._long = 2 * max(_CONTEXT, len(self._window))
+
+
+def text_before(text: str) -> str:
+    """The part of a prompt's text that no continuation changes; `IncrementalDetokenizer(after=...)` shows the rest."""
+    return text.rstrip(REPLACEMENT)
 
 
 def silence_of(tokenizer: Any, skip_special_tokens: bool) -> Callable[[int], bool]:

@@ -22,11 +22,22 @@ from typing import Any
 
 import torch
 
+from ..limits import check_texts
 from ..request import RequestError
+from .one_of import branches_exclude_each_other
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_COMPILE_SECONDS = 10.0
 _CACHE_SIZE = 128
+
+_ONE_OF = (
+    "oneOf is supported where no value can fit two of its branches, which could not be shown of this one; "
+    "use anyOf, or give the branches a required property with different constants"
+)
+
+# How JSON is written: one line, spaced as most JSON that models have read. Free white space is where small models get
+# lost, they may indent for ever; without the space after a colon they go on as if they had never seen JSON.
+JSON_STYLE: Mapping[str, Any] = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 
 
 class GrammarConstraint:
@@ -81,15 +92,13 @@ class GrammarCompiler:
             RequestError: an unknown type, a faulty or unsupported schema, one that no text fits, or one too large, too
                 deep or too slow to compile.
         """
+        check_texts({"response_format": response_format})
         try:
             grammar = self._grammar_of(response_format)
-            if grammar is None:
-                return None
-            grammar.encode()
         except RecursionError:
             raise _refuse("it is nested too deeply") from None
-        except UnicodeEncodeError:
-            raise _refuse("it holds half of a surrogate pair, which is no character") from None
+        if grammar is None:
+            return None
         with self._lock:
             cached = self._cache.get(grammar)
             if cached is not None:
@@ -110,7 +119,8 @@ class GrammarCompiler:
 
         matcher = LLMatcher(self._ll_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
-            raise _refuse(_first_line(matcher.get_error()))
+            report = _first_line(matcher.get_error())
+            raise _refuse(_ONE_OF if report.startswith("oneOf ") else report)
         # Some faults show only where the first token is chosen, as in a schema that refers to itself for ever.
         begun = GrammarConstraint(matcher.deep_copy())
         begun.allowed()
@@ -158,13 +168,19 @@ def _json_grammar(schema: Any) -> str:
 
     try:
         size = len(json.dumps(schema))
-        # Free white space is where small models get lost: they may indent for ever.
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+        grammar = (
+            "" if size > MAX_GRAMMAR_BYTES else LLMatcher.grammar_from_json_schema(schema, overrides=style(schema))
+        )
     except (TypeError, ValueError):
         raise _refuse("the schema holds a value that is no JSON") from None
     if size > MAX_GRAMMAR_BYTES:
         raise _refuse(f"the schema is larger than {MAX_GRAMMAR_BYTES} bytes")
     return grammar
+
+
+def style(schema: Any) -> dict[str, Any]:
+    """The library's options for a schema: how its JSON is written, and whether its `oneOf` may be taken as `anyOf`."""
+    return {**JSON_STYLE, "coerce_one_of": branches_exclude_each_other(schema)}
 
 
 def _schema_of(response_format: Mapping[str, Any]) -> Any:

@@ -19,6 +19,7 @@ class OutputBuilder:
     Args:
         tokenizer: None leaves the text empty and looks for no stop strings.
         prompt_token_ids: for the usage.
+        continues_prompt: the text goes on the prompt's instead of beginning anew.
     """
 
     def __init__(
@@ -28,8 +29,12 @@ class OutputBuilder:
         request_id: str,
         prompt_token_ids: tuple[int, ...],
         index: int = 0,
+        continues_prompt: bool = False,
     ) -> None:
-        self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        before = prompt_token_ids if continues_prompt else ()
+        self._detokenizer = (
+            None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, before)
+        )
         self._special = frozenset() if tokenizer is None else special_ids(tokenizer)
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._params = params

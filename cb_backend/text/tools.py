@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..limits import check_texts
 from ..request import RequestError
+from .grammar import style
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 1024
@@ -29,7 +31,6 @@ MAX_FORCED_CALLS = 8
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-_JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class ToolSet:
 def _arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Without parameters a function takes an empty object, as in OpenAI's API."""
     schema = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-    whole = {"type": "object", **schema, **_JSON_STYLE}
+    whole = {"type": "object", **schema, "x-guidance": style(schema)}
     # A parameter that the schema does not name is of no use to the function, and a small model invents many.
     if "properties" in schema:
         whole.setdefault("additionalProperties", False)
@@ -228,6 +229,7 @@ def _check_tool(tool: Any, where: str) -> str:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise _refuse(f"{where}.function", "must be an object with a name")
+    check_texts({where: tool})
     name = function.get("name")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise _refuse(f"{where}.function.name", f"must be 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.' (got {name!r:.80})")
