@@ -116,7 +116,13 @@ def choose_device(device: str) -> torch.device:
     except RuntimeError:
         raise ModelError(f"device '{device}' is not a torch device; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device '{device}': torch sees no CUDA device; use 'auto' or 'cpu', or install a CUDA build")
+        what = (
+            f"torch {torch.__version__} is built without CUDA: install a CUDA build"
+            if torch.version.cuda is None
+            else f"torch sees no GPU: give this container one (`docker run --gpus all`) and its host a driver for CUDA "
+            f"{torch.version.cuda}"
+        )
+        raise ModelError(f"device '{device}': {what}, or set device to 'cpu'")
     return chosen
 
 

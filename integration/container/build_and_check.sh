@@ -105,7 +105,7 @@ check() {
         mount -o remount,ro,bind "$ROOTFS"
         mount -t tmpfs -o mode=1777,size=256m tmpfs "$ROOTFS/tmp"
         mount --rbind /dev "$ROOTFS/dev"
-        mount -t tmpfs -o mode=1777,size=64m tmpfs "$ROOTFS/dev/shm"
+        mount -t tmpfs -o ro,size=4k tmpfs "$ROOTFS/dev/shm" # no shared memory: none is used
         printf "127.0.0.1 localhost\n" > "$ROOTFS/tmp/hosts"
         mount --bind "$ROOTFS/tmp/hosts" "$ROOTFS/etc/hosts"
         exec $CHECK "$ROOTFS" --log "$LOG"' || outcome=$?

@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,16 @@ URL = f"http://127.0.0.1:{PORT}"
 ENTRYPOINT = "/home/bentoml/bento/env/docker/entrypoint.sh"
 USER = "1034:1034"
 START_SECONDS = 240.0
+# A module that Python imports at its start, where it is on the path: on SIGUSR1 the engine's thread meets an exception
+# that nobody catches.
+FAULT = """
+import ctypes, signal, threading
+def strike(*_):
+    for thread in threading.enumerate():
+        if thread.name == "cb-engine":
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+signal.signal(signal.SIGUSR1, strike)
+"""
 MODEL = "smollm2-135m-instruct"
 # What the image sets, as `buildah run` would, and a home that may be written: the root may not.
 ENVIRONMENT = {
@@ -255,10 +266,39 @@ def drains_within_its_grace(root: Path, table: Table, log: Path, grace: int = 3)
         )
 
 
+def workers_of(container: Container) -> list[int]:
+    return [pid for pid in children_of(container.pid) if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def is_restarted_when_its_engine_dies(root: Path, table: Table, log: Path) -> None:
+    """What a kubelet does: /livez fails, SIGTERM, and the container is started again."""
+    fault = root / "tmp" / "fault"
+    fault.mkdir(exist_ok=True)
+    (fault / "sitecustomize.py").write_text(FAULT, encoding="utf-8")
+    with running(root, log, PYTHONPATH="/tmp/fault") as container, table.check("dead engine thread"):
+        container.wait_for(lambda: status("/readyz") == 200, "readyz")
+        stream = LongStream(4000)
+        stream.start()
+        container.wait_for(lambda: stream.chunks >= 4, "first tokens")
+        for pid in workers_of(container):
+            os.kill(pid, signal.SIGUSR1)
+        seconds = container.wait_for(lambda: status("/livez") == 503, "livez 503", 10)
+        stream.join(10)
+        if stream.is_alive() or stream.finish_reason == "length":
+            raise CheckFailed(f"the stream of the dead engine ended with {stream.finish_reason}")
+        table.row("engine thread dies: /livez 503", f"its stream: {stream.broken or stream.finish_reason}", seconds)
+        os.kill(container.pid, signal.SIGTERM)
+        code, seconds = container.exit_within(30)
+        table.row("SIGTERM after that", f"exit status {code}", seconds)
+    with running(root, log) as container, table.check("restart"):
+        seconds = container.wait_for(lambda: status("/readyz") == 200, "readyz")
+        table.row("started again: /readyz 200 and a chat", repr(chat("What is the capital of France?")), seconds)
+
+
 def ends_when_its_worker_dies(root: Path, table: Table, log: Path) -> None:
     with running(root, log) as container, table.check("dead worker"):
         container.wait_for(lambda: status("/readyz") == 200, "readyz")
-        workers = [pid for pid in children_of(container.pid) if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        workers = workers_of(container)
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
         code, seconds = container.exit_within(60)
@@ -285,6 +325,28 @@ def says_what_to_do(root: Path, table: Table, log: Path) -> None:
             table.row(f"{name}: /livez 503", found[0].replace("|", "\\|"), seconds)
 
 
+def ends_with_one_line(root: Path, table: Table, log: Path) -> None:
+    """What cannot be served here ends before any worker starts."""
+    small = root / "tmp" / "small"
+    small.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777,size=1m", "tmpfs", str(small)], check=True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cases: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+            "a port that is taken": (("--port", str(port)), {}),
+            "a home with 1 MiB": ((), {"BENTOML_HOME": "/tmp/small/bentoml"}),
+        }
+        for name, (arguments, variables) in cases.items():
+            with running(root, log, *arguments, **variables) as container, table.check(name):
+                code, seconds = container.exit_within(60)
+                line = container.text().strip().splitlines()[-1]
+                if code != 1 or not line.startswith("Error: [serve] `serve` failed: "):
+                    raise CheckFailed(f"ended with {code}: {line}\n{container.text()}")
+                table.row(f"{name}: exit status 1", line, seconds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
@@ -305,8 +367,10 @@ def main() -> int:
         table.row("root file system", "read-only; /tmp can be written")
     serves_and_drains(root, table, options.log)
     drains_within_its_grace(root, table, options.log)
+    is_restarted_when_its_engine_dies(root, table, options.log)
     ends_when_its_worker_dies(root, table, options.log)
     says_what_to_do(root, table, options.log)
+    ends_with_one_line(root, table, options.log)
     return 1 if table.failed else 0
 
 

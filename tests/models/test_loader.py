@@ -265,6 +265,26 @@ def test_bidirectional_attention_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "bert")
 
 
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (None, f"torch {torch.__version__} is built without CUDA: install a CUDA build"),
+        (
+            "13.0",
+            "torch sees no GPU: give this container one (`docker run --gpus all`) and its host a driver for CUDA 13.0",
+        ),
+    ],
+)
+def test_a_gpu_that_is_wanted_and_absent_is_told_by_its_cause(
+    monkeypatch: pytest.MonkeyPatch, build: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError) as refused:
+        choose_device("cuda:0")
+    assert str(refused.value) == f"device 'cuda:0': {reason}, or set device to 'cpu'"
+
+
 def test_an_unknown_device_is_named() -> None:
     with pytest.raises(ModelError, match=r"^device 'toaster' is not a torch device"):
         choose_device("toaster")

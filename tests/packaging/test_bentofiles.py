@@ -1,7 +1,8 @@
-"""The Bento of the CPU image is the shipped one with a CPU build of torch."""
+"""The Bentos of the images are the shipped one: with a CPU build of torch, or with every package of a CUDA build."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,24 @@ def test_the_cpu_image_differs_in_its_torch_its_service_and_its_image_only() -> 
     assert image == shipped
 
 
-@pytest.mark.parametrize("name", ["bentofile.yaml", "integration/container/bentofile.yaml"])
+def test_the_cuda_image_differs_in_its_packages_its_service_and_its_image_only() -> None:
+    shipped, image = read("bentofile.yaml"), read("integration/container/cuda-bentofile.yaml")
+    lines = (ROOT / image["python"].pop("requirements_txt")).read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[a-z0-9.-]+==[\w.]+", pin)] == []
+    assert set(shipped["python"].pop("packages")) <= set(pins)
+    assert {"triton", "nvidia-cublas", "cuda-toolkit"} <= {pin.partition("==")[0] for pin in pins}
+    assert image.pop("envs") == [{"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"}]
+    image["include"].remove("/integration/container/*.py")
+    image["service"] = image["service"].replace("integration.container.cuda_", "integration.")
+    del shipped["docker"]  # integration/container/cuda_service.py says it
+    assert image == shipped
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bentofile.yaml", "integration/container/bentofile.yaml", "integration/container/cuda-bentofile.yaml"],
+)
 def test_a_bento_is_found_as_an_openai_endpoint_and_takes_along_what_make_install_compiled(name: str) -> None:
     bento = read(name)
     assert bento["labels"] == {"openai_endpoint": "/v1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,19 @@ def test_the_shipped_bento_serves_its_own_sources(
     with serving(str(shipped[0]), tmp_path, tiny_llama, num_kv_blocks=16) as server:
         answer = server.post("/v1/completions", model="tiny", prompt=[1, 2, 3], max_tokens=4, ignore_eos=True)
         assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_the_cuda_bento_on_a_machine_without_a_gpu_says_so_in_one_line(
+    home: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bento, _ = build(home, "-f", "integration/container/cuda-bentofile.yaml", ".", folder=ROOT)
+    (tmp_path / "home").symlink_to(home)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with serving(str(bento), tmp_path, tiny_llama, wait=False) as server:
+        server.until(lambda: server.status("/livez") == 503, "not alive")
+        errors = [line for line in server.log.read_text().splitlines() if "[ERROR]" in line]
+    assert len(errors) == 1
+    assert re.search(r"the model could not be loaded: device 'cuda': torch .*, or set device to 'cpu'$", errors[0])
 
 
 @pytest.mark.parametrize("arguments", [(), ("image_service:Assistant",)], ids=["bentofile", "Image"])
