@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cb_kernels import cpu
 
 from .config import EngineConfig
 from .core import EngineCore
+from .cores import choose_threads
 from .kv.blocks import BlockPool, HostPool
 from .kv.storage import KVStorage
 from .limits import Limits
-from .memory import usable_cores, wanted_threads
 from .model.loader import LoadedModel, ModelError, load_model
 from .request import Constraint, RequestError, SamplingParams
 from .scheduling.admission import Admission
@@ -178,9 +179,18 @@ def build(config: EngineConfig) -> Parts:
     Raises:
         ModelError: the model or the memory does not allow serving; the message says what to do.
     """
-    threads = config.num_threads or wanted_threads() or usable_cores()
+    threads = choose_threads(config.num_threads)
     with _computing_alone():
-        return _build(config, threads)
+        parts = _build(config, threads.count)
+    if parts.loaded.device.type == "cpu":
+        logger.info(
+            "CPU: %d thread%s (%s), instructions: %s",
+            threads.count,
+            "s" * (threads.count != 1),
+            threads.reason,
+            cpu.info()["isa"] if parts.backend_name == "cpu" else "torch's own",
+        )
+    return parts
 
 
 @contextmanager

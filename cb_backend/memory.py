@@ -6,7 +6,6 @@ Numbers first, tensors later: nothing is allocated here.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,19 +115,3 @@ def _cgroup_memory() -> int | None:
     except OSError:
         return None
     return None if text == "max" else int(text)
-
-
-def wanted_threads() -> int:
-    """What `OMP_NUM_THREADS` asks for on its outermost level ("4" or "4,2"); 0 where it asks for nothing readable."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isascii() and first.isdigit() else 0
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity mask, cut by the container's CPU quota; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

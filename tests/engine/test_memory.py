@@ -10,7 +10,7 @@ import torch
 from cb_backend import Engine, EngineConfig, SamplingParams
 from cb_backend import memory as memory_module
 from cb_backend.kv.storage import KVGeometry
-from cb_backend.memory import plan_memory, wanted_threads
+from cb_backend.memory import plan_memory
 from cb_backend.model.loader import ModelError
 from cb_backend.model.room import Room
 
@@ -81,12 +81,6 @@ def test_the_host_pool_follows_swap_space_and_is_absent_without_swapping():
 def test_sequences_are_limited_to_what_the_pool_holds():
     assert plan(num_kv_blocks=20).max_model_len == 200
     assert plan(num_kv_blocks=300).max_model_len == 1000
-
-
-@pytest.mark.parametrize("text, threads", [("3", 3), (" 4,2", 4), ("", 0), ("many", 0), ("-1", 0)])
-def test_a_users_omp_num_threads_is_followed_where_it_can_be_read(monkeypatch, text, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", text)
-    assert wanted_threads() == threads
 
 
 def test_observed_lengths_are_kept_over_a_restart(tiny_llama, tmp_path):

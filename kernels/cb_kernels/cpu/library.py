@@ -42,7 +42,7 @@ def load() -> Library | None:
         return None
     if not library.native.has_threads:
         logger.warning("torch's OpenMP runtime was not found: native CPU kernels use one thread")
-    logger.info("native CPU kernels: %s, %d threads, %s", library.isa, torch.get_num_threads(), library.native.path)
+    logger.info("native CPU kernels: %s, %s", library.isa, library.native.path)
     return library
 
 
