@@ -112,7 +112,9 @@ class EngineConfig(_Section):
     overlap: bool | None = Field(
         None, description="Plan and launch a step while the one before it computes; default: on a GPU only."
     )
-    num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores this process may use.")
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads; default and most: the physical cores this process may use."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seeds the requests that bring no seed of their own.")
 
     @field_validator("model")
