@@ -23,7 +23,7 @@ STAMP := $(VENV)/.installed
 NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve bento test packaging-test image-test docs lint type check clean
+.PHONY: help install model serve bento test packaging-test image-test calibration docs lint type check clean
 
 help: ## List the targets and the variables.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ packaging-test: model ## Install wheel and sdist in clean environments and serve
 
 image-test: model ## Build the CPU image with buildah and run it as a cluster would (Debian, root, minutes).
 	CB_INSTALL_TOOLS=1 VENV=$(VENV) integration/container/build_and_check.sh
+
+calibration: $(STAMP) ## Replay workloads through the scheduler: is the share of overflows the accepted risk? (minutes)
+	$(BIN)/python -m integration.benchmarks.replay
 
 docs: $(STAMP) ## Build the documentation site into site/.
 	@test -x $(BIN)/mkdocs || $(BIN)/python -m pip install -q --prefer-binary -c constraints.txt -e '.[docs]'

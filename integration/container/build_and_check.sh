@@ -26,6 +26,17 @@ fail() {
 step="looking around"
 trap 'echo "error: $step failed; the output above says why (logs: $work)" >&2' ERR
 
+# Mirrors and indexes have bad minutes.
+retry() {
+    local pause
+    for pause in 5 20; do
+        "$@" && return
+        echo "failed: $1; again in $pause s" >&2
+        sleep "$pause"
+    done
+    "$@"
+}
+
 timed() { # name, command...: a row of the table
     local begin=$SECONDS
     step=$1
@@ -33,12 +44,12 @@ timed() { # name, command...: a row of the table
     rows+=("| $step | $((SECONDS - begin)) |")
 }
 
-[ "$(id -u)" = 0 ] || fail "run as root: it mounts, changes root and makes namespaces"
+((EUID == 0)) || fail "run as root: it mounts, changes root and makes namespaces"
 missing=()
 for tool in buildah debootstrap; do command -v $tool >/dev/null || missing+=($tool); done
 if ((${#missing[@]})); then
     [ "${CB_INSTALL_TOOLS:-}" = 1 ] || fail "missing: ${missing[*]}; install them, or set CB_INSTALL_TOOLS=1"
-    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+    retry apt-get update -q && DEBIAN_FRONTEND=noninteractive retry apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 [ -x "$bin/bentoml" ] || fail "no BentoML in $bin: run \`make install model\`, or set VENV="
 free=$(df --output=avail -BG "$(dirname "$work")" 2>/dev/null | tail -1 | tr -dc 0-9)
@@ -67,7 +78,7 @@ base_image() {
     local folder=$work/rootfs container
     if [ ! -e "$folder/.complete" ]; then
         [ ! -e "$folder" ] || fail "$folder is not whole: see that nothing is mounted in it, and remove it"
-        debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates \
+        retry debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates \
             "$release" "$folder" ${DEBIAN_MIRROR:-} > "$work/debootstrap.log"
         umount -q "$folder/proc" "$folder/sys" || true
         rm -rf "$folder"/var/lib/apt/lists/* "$folder"/var/cache/apt/*.bin "$folder"/var/cache/apt/archives/*.deb
@@ -113,7 +124,7 @@ check() {
     return $outcome
 }
 
-timed "Python packages" wheels
+timed "Python packages" retry wheels
 timed "base image ($release)" base_image
 timed "bentoml build" build_bento
 timed "bentoml containerize (buildah)" containerize

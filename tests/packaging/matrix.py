@@ -6,7 +6,8 @@
 | service | the wheel with its extra `bento` | a user's Bento: built, served, asked by the openai client |
 
 Serving happens in a network namespace that has only loopback (as root; else with the hub switched off). Packages come
-through this machine's pip. Prints a table; the exit status says whether all held.
+through this machine's pip. Prints a table; the exit status says whether all held. The names of environments may follow
+as arguments: `python -m tests.packaging.matrix core`.
 """
 
 from __future__ import annotations
@@ -131,10 +132,43 @@ def ask(bento: Path, bentoml: Path, home: Path) -> str:
             server.wait(60)
 
 
+def use_the_core(folder: Path, sdist: Path, model: Path) -> None:
+    with Step("sdist into a clean environment, no compiler"):
+        core = environment(folder / "core", str(sdist), env={"CXX": "/nonexistent/c++"})
+    with Step("a program with the engine") as step:
+        step.result = run(core / "python", "-c", GENERATE, model, cwd=folder, env={"PYTHONPATH": ""}).strip()
+
+
+def use_a_service(folder: Path, wheel: Path, model: Path) -> None:
+    with Step("wheel with [bento] into a clean environment"):
+        programs = environment(folder / "service", f"{wheel}[bento]", "uv")
+    home = folder / "home"
+    (home / "models").mkdir(parents=True)
+    (home / "models" / MODEL).symlink_to(model.parent)
+    isolated = (
+        ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"] if os.geteuid() == 0 else []
+    )
+    offline = {"BENTOML_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "BENTOML_DO_NOT_TRACK": "True"}
+    offline["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    with Step("bentoml build of integration/user_bento, offline") as step:
+        mine = folder / "mine"
+        shutil.copytree(ROOT / "integration" / "user_bento", mine)
+        told = run(*isolated, programs / "bentoml", "build", "-o", "tag", cwd=mine, env=offline)
+        tag = told.strip().splitlines()[-1].removeprefix("__tag__:")
+        bento = home / "bentos" / tag.replace(":", "/")
+        step.result = f"{sum(file.stat().st_size for file in bento.rglob('*') if file.is_file()) >> 10} KiB"
+    with Step("bentoml serve of it, offline; a chat by the openai client") as step:
+        asking = (sys.executable, "-m", "tests.packaging.matrix", ISOLATED, bento, programs / "bentoml", home)
+        step.result = repr(run(*isolated, *asking, cwd=ROOT).strip())
+
+
 def main() -> int:
     if sys.argv[1:2] == [ISOLATED]:
         print(ask(*(Path(argument) for argument in sys.argv[2:5])))
         return 0
+    wanted = sys.argv[1:] or ["core", "service"]
+    if unknown := set(wanted) - {"core", "service"}:
+        sys.exit(f"error: no environment {unknown.pop()}; there are core and service")
     model = demo_model()
     print("| step | result | seconds |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="cb-matrix-") as name:
@@ -144,45 +178,10 @@ def main() -> int:
             step.result = (
                 f"{wheel.name} ({wheel.stat().st_size >> 10} KiB), {sdist.name} ({sdist.stat().st_size >> 10} KiB)"
             )
-        with Step("sdist into a clean environment, no compiler"):
-            core = environment(folder / "core", str(sdist), env={"CXX": "/nonexistent/c++"})
-        with Step("a program with the engine") as step:
-            step.result = run(core / "python", "-c", GENERATE, model, cwd=folder, env={"PYTHONPATH": ""}).strip()
-        shutil.rmtree(folder / "core")
-        with Step("wheel with [bento] into a clean environment"):
-            programs = environment(folder / "service", f"{wheel}[bento]", "uv")
-        home = folder / "home"
-        (home / "models").mkdir(parents=True)
-        (home / "models" / MODEL).symlink_to(model.parent)
-        isolated = (
-            ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"] if os.geteuid() == 0 else []
-        )
-        offline = {"BENTOML_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "BENTOML_DO_NOT_TRACK": "True"}
-        offline["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        with Step("bentoml build of integration/user_bento, offline") as step:
-            mine = folder / "mine"
-            shutil.copytree(ROOT / "integration" / "user_bento", mine)
-            tag = (
-                run(*isolated, programs / "bentoml", "build", "-o", "tag", cwd=mine, env=offline)
-                .strip()
-                .splitlines()[-1]
-            )
-            bento = home / "bentos" / tag.removeprefix("__tag__:").replace(":", "/")
-            step.result = f"{sum(file.stat().st_size for file in bento.rglob('*') if file.is_file()) >> 10} KiB"
-        with Step("bentoml serve of it, offline; a chat by the openai client") as step:
-            step.result = repr(
-                run(
-                    *isolated,
-                    sys.executable,
-                    "-m",
-                    "tests.packaging.matrix",
-                    ISOLATED,
-                    bento,
-                    programs / "bentoml",
-                    home,
-                    cwd=ROOT,
-                ).strip()
-            )
+        if "core" in wanted:
+            use_the_core(folder, sdist, model)
+        if "service" in wanted:
+            use_a_service(folder, wheel, model)
     return 0
 
 

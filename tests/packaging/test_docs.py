@@ -1,4 +1,4 @@
-"""No link within the documentation is dead. `make docs` also finds pages that the navigation left out."""
+"""What the documentation names exists: files, links, metrics, settings. `make docs` also finds pages left out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from cb_backend.config import AdmissionConfig, EngineConfig
+from cb_backend.telemetry.metric_table import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -27,3 +30,35 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`((?:integration|tests)/[\w/.-]+?)`", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def words(pattern: str) -> set[str]:
+    """What the pages quote and `pattern` matches whole."""
+    pages = [page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "README.md")]
+    return {word for page in pages for word in re.findall(rf"`({pattern})[`={{]", page)}
+
+
+def test_metrics_that_are_named_exist() -> None:
+    named = words("(?:cb|gen_ai|vllm)[_:][a-z_]+") - {"cb_backend", "cb_kernels"}
+    labels = {label for metric in BY_NAME.values() for label in metric.labels}
+    assert {"cb_requests_waiting", "vllm:kv_cache_usage_perc"} < named
+    assert named - labels <= set(BY_NAME)
+
+
+def test_variables_that_are_named_are_read_somewhere() -> None:
+    fields = {f"CB_{name.upper()}" for name in EngineConfig.model_fields}
+    fields |= {f"CB_ADMISSION__{name.upper()}" for name in AdmissionConfig.model_fields}
+    others = words("CB_[A-Z_]+") - fields
+    sources = [*ROOT.glob("*.py"), *(ROOT / "integration" / "container").iterdir()]
+    sources += [path for folder in ("cb_backend", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    read = "".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())
+    assert "CB_BASE_IMAGE" in others
+    assert sorted(name for name in others if not re.search(rf"\b{name}\b", read)) == []
+
+
+def test_arguments_that_keep_their_name_are_fields() -> None:
+    guide = (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
+    [row] = [line for line in guide.splitlines() if line.endswith("| the same name |")]
+    names = re.findall(r"`(\w+)`", row)
+    assert len(names) > 8
+    assert set(names) <= set(EngineConfig.model_fields)
