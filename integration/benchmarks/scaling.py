@@ -104,7 +104,8 @@ def fit(points: Sequence[Point]) -> Fit:
     weighted = np.array(columns) / times[:, None]
     found, *_ = np.linalg.lstsq(weighted, np.ones(len(points)), rcond=None)
     ratios = 1 / (weighted @ found)
-    return Fit(*map(float, found), worst=float(max(*ratios, *(1 / ratios))))
+    per_step, per_sequence, per_kilotoken = map(float, found)
+    return Fit(per_step, per_sequence, per_kilotoken, float(max(*ratios, *(1 / ratios))))
 
 
 def superlinear(points: Sequence[Point]) -> list[tuple[Point, Point]]:
