@@ -162,7 +162,7 @@ class Parts:
             "swapped_bytes": counts["swapped_blocks"] * self.storage.bytes_per_block,
             **{
                 f"finished_{reason}": counts[f"finished_{reason}"]
-                for reason in ("stop", "length", "abort", "timeout", "error", "tool_calls")
+                for reason in ("stop", "length", "abort", "timeout", "error")
             },
             "seconds_per_step": self.core.seconds_per_step,
             "plan_seconds": self.core.time.plan,
@@ -227,6 +227,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         preemption,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
+        bytes_per_block=storage.bytes_per_block,
     )
 
     def start() -> None:

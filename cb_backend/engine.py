@@ -34,7 +34,7 @@ from .request import (
     Timings,
     TokenDelta,
 )
-from .telemetry import Telemetry, offline, phase, with_caller
+from .telemetry import Telemetry, offline, own_caller, phase
 
 Prompt = str | Sequence[int]
 
@@ -163,7 +163,8 @@ class Engine:
         order: list[str] = []
         try:
             for prompt, one in zip(batch, each, strict=True):
-                reader = self._open(self._encode(prompt), one, deltas.put, **options)
+                with self._counting_refusals():
+                    reader = self._open(self._encode(prompt), one, deltas.put, **options)
                 readers[reader.request_id] = reader
                 order.append(reader.request_id)
             unfinished = set(order)
@@ -203,24 +204,23 @@ class Engine:
         Raises:
             RequestError: before the first output, if the request cannot be served.
         """
-        with self._counting_refusals():
-            self._check_queue()  # first: what is refused costs no more than this
-        if isinstance(prompt, str) and len(prompt) > _TOKENIZE_INLINE:
-            token_ids = await asyncio.to_thread(self._encode, prompt)
-        else:
-            token_ids = self._encode(prompt)
-        trace_context = with_caller(trace_context)
-        constraint = None
-        if params is not None and params.response_format is not None:
-            with self._counting_refusals(), phase(trace_context, "compile grammar"):
-                constraint = await asyncio.to_thread(self.parts.compile_constraint, params)
+        arrival = time.monotonic()
+        params = params or SamplingParams()
+        trace_context = own_caller(trace_context)
         deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
         mailbox = self._mailbox(asyncio.get_running_loop())
         with self._counting_refusals():
+            self._check_queue()  # first: what is refused costs no more than this
+            token_ids = await self._encode_on_loop(prompt, trace_context)
+            constraint = None
+            if params.response_format is not None:
+                with phase(trace_context, "compile grammar"):
+                    constraint = await asyncio.to_thread(self.parts.compile_constraint, params)
             reader = self._open(
                 token_ids,
-                params or SamplingParams(),
+                params,
                 lambda delta: mailbox.post(deltas, delta),
+                arrival=arrival,
                 request_id=request_id,
                 priority=priority,
                 timeout=timeout,
@@ -241,6 +241,12 @@ class Engine:
         """Ends a request: its reader gets what was generated, with reason `abort`. Unknown ids do nothing."""
         self.core.send(End(request_id, FinishReason.ABORT))
 
+    def count_refusal(self, error: RequestError) -> None:
+        """Counts a request that was refused, here or by a reader of requests before it came here; once."""
+        if self.telemetry is not None and not error.counted:
+            error.counted = True
+            self.telemetry.refused(error.code)
+
     # -- from a client's request to the engine's --------------------------------------------------------------------
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -250,12 +256,22 @@ class Engine:
             return self.tokenizer(prompt)["input_ids"]
         return list(prompt)
 
+    async def _encode_on_loop(self, prompt: Prompt, trace_context: Any) -> list[int]:
+        """The token ids; a long text is tokenized on another thread."""
+        if not isinstance(prompt, str):
+            return self._encode(prompt)
+        with phase(trace_context, "tokenize"):
+            if len(prompt) > _TOKENIZE_INLINE:
+                return await asyncio.to_thread(self._encode, prompt)
+            return self._encode(prompt)
+
     def _open(
         self,
         token_ids: list[int],
         params: SamplingParams,
         sink: Sink,
         *,
+        arrival: float | None = None,
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
@@ -269,11 +285,11 @@ class Engine:
         Raises:
             RequestError: it cannot be served; nothing was changed.
         """
-        parts = self.parts
-        now = time.monotonic()
+        parts, now = self.parts, time.monotonic()
+        arrival = now if arrival is None else arrival
         max_tokens = parts.limits.check_prompt(token_ids, params)
         parts.limits.check_params(params)
-        deadline = None if timeout is None else now + _seconds(timeout)
+        deadline = None if timeout is None else arrival + _seconds(timeout)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(
                 f"'priority': must be an integer, lower is served first (got {priority!r})", param="priority"
@@ -284,10 +300,11 @@ class Engine:
         parts.check_deadline(deadline, now, len(token_ids), max_tokens, request_class)
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
-        trace_context = with_caller(trace_context)
+        trace_context = trace_context or own_caller(None)
         if constraint is None and params.response_format is not None:
             with phase(trace_context, "compile grammar"):
                 constraint = parts.compile_constraint(params)
+            now = time.monotonic()
         choices = [
             Request(
                 request_id,
@@ -297,7 +314,7 @@ class Engine:
                 max_tokens,
                 parts.stop_ids(params),
                 _seed_of_choice(params.seed, self.config.seed, order, index),
-                Timings(now),
+                Timings(arrival, now),
                 sink,
                 index=index,
                 priority=priority,
@@ -324,8 +341,7 @@ class Engine:
         try:
             yield
         except RequestError as error:
-            if self.telemetry is not None:
-                self.telemetry.refused(error.code)
+            self.count_refusal(error)
             raise
 
     def _check_queue(self) -> None:

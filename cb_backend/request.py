@@ -20,14 +20,13 @@ MAX_CHOICES = 128
 
 
 class FinishReason(str, enum.Enum):
-    """Why a request ended; the values are OpenAI's where OpenAI has one."""
+    """Why a request ended in the engine; the values are OpenAI's where OpenAI has one."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
-    TOOL_CALLS = "tool_calls"
 
 
 class RequestError(ValueError):
@@ -38,6 +37,7 @@ class RequestError(ValueError):
         status: HTTP status: 400, 404, 413, 429 or 503.
         code: short machine-readable word, e.g. `context_length_exceeded`.
         retry_after: seconds after which the same request may succeed (429 and 503).
+        counted: it is in the metric of refusals already.
     """
 
     def __init__(
@@ -55,6 +55,13 @@ class RequestError(ValueError):
         self.status = status
         self.code = code
         self.retry_after = retry_after
+        self.counted = False
+
+    def about(self, message: str, param: str | None) -> RequestError:
+        """The same refusal in the words of another interface."""
+        other = RequestError(message, param=param, status=self.status, code=self.code, retry_after=self.retry_after)
+        other.counted = self.counted
+        return other
 
 
 def _one_or_many(value: Any) -> Any:
@@ -169,8 +176,7 @@ class Logprob:
 class TokenDelta:
     """What settling one step gives to one request's reader. Crosses from the engine thread to the reader's.
 
-    `token_ids` are the new ones (an end id included); `finish_reason` is set on the last delta only. `at` is
-    `time.monotonic()` seconds of the step's end.
+    `token_ids` are the new ones (an end id included); `finish_reason` is set on the last delta only.
     """
 
     request_id: str
@@ -191,21 +197,13 @@ class Timings:
     """Moments of a request's life, `time.monotonic()` seconds (None: did not happen) and counts."""
 
     arrival: float
+    enqueued: float | None = None  # tokenized, its grammar compiled, and sent to the engine thread
     admitted: float | None = None
     first_token: float | None = None
     finished: float | None = None
     preemptions: int = 0
-    swapped_bytes: int = 0
+    swapped_bytes: int = 0  # KV copied to host memory by its preemptions
     recomputed_tokens: int = 0
-
-    @property
-    def queued(self) -> float | None:
-        """Seconds from arrival to first admission."""
-        return None if self.admitted is None else self.admitted - self.arrival
-
-    @property
-    def time_to_first_token(self) -> float | None:
-        return None if self.first_token is None else self.first_token - self.arrival
 
 
 @dataclass(frozen=True, slots=True)

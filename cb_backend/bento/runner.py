@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import bentoml
@@ -25,6 +25,9 @@ from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteExceptio
 
 from ..config import EngineConfig
 from ..request import RequestError, RequestOutput
+from ..telemetry.context import request_context
+from ..telemetry.semconv import TEXT_COMPLETION
+from .front import leave_front, watch_front
 from .loading import Loading, configured
 from .native import result
 from .openai.errors import GenerationFailed, check_outcome
@@ -105,7 +108,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
     @bentoml.legacy.Runnable.method(batchable=False)
     async def stream(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[str, None]:
         """The completion's text as it comes. A failure breaks the stream; leaving it ends the request."""
-        async with aclosing(self._open(prompt, fields)) as outputs:
+        async with aclosing(self._open(prompt, fields, stream=True)) as outputs:
             try:
                 if fields.get("n") not in (None, 1):
                     raise InvalidArgument("'n': a stream of text has one choice")
@@ -125,17 +128,22 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
         choices = tuple(last[index] for index in sorted(last))
         return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
 
-    async def _open(self, prompt: str | list[int], fields: dict[str, Any]) -> AsyncGenerator[RequestOutput, None]:
+    async def _open(
+        self, prompt: str | list[int], fields: dict[str, Any], *, stream: bool = False
+    ) -> AsyncGenerator[RequestOutput, None]:
+        context = request_context(TEXT_COMPLETION, stream=stream)
         if not self.loading.is_ready:
             await asyncio.to_thread(self.loading.wait)
         try:
             engine = self.loading.ready_engine()
             call = CompletionRequest.parse({"model": engine.model_name, "prompt": prompt, **fields})
-            stream = engine.stream(prompt, call.sampling(), **call.engine_options())
-            async with aclosing(stream) as outputs:
+            opened = engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
+            async with aclosing(opened) as outputs:
                 async for output in outputs:
                     yield output
         except RequestError as error:
+            with suppress(RequestError):  # there is no engine (yet)
+                self.loading.ready_engine().count_refusal(error)
             if error.status == 400:
                 raise InvalidArgument(str(error)) from None
             raise BentoMLException(str(error)) from None
@@ -217,9 +225,12 @@ class ContinuousBatchingRunner(bentoml.legacy.Runner):
     def init_client(self, handle_class: Any = None, *args: Any, **kwargs: Any) -> None:
         """Connects to the runner's process; BentoML calls it in the service's."""
         super().init_client(handle_class or _RemoteHandle, *args, **kwargs)
+        watch_front()
 
     def destroy(self) -> None:
-        """Ends every request and stops the engine."""
+        """Ends every request and stops the engine, or ends the connection to it."""
         if isinstance(self._runner_handle, _Handle):
             self._runner_handle.close()
+        elif isinstance(self._runner_handle, _RemoteHandle):
+            leave_front()
         super().destroy()

@@ -17,7 +17,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +29,7 @@ from ..request import RequestError, RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from . import native
-from .dependency import STREAMS, close_left_streams
+from .dependency import STREAMS, repair_proxies
 from .loading import Loading, configured
 from .openai.connection import Receive, while_connected
 from .openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
@@ -124,7 +124,7 @@ class ContinuousBatching:
         try:
             outputs = await self._open({**fields, "prompt": prompt, "messages": messages}, stream=True)
         except RequestError as error:
-            raise _refused(error, ctx) from None
+            raise self._refused(error, ctx) from None
         async with aclosing(outputs):
             try:
                 # BentoML watches the connection only after the first event.
@@ -133,7 +133,7 @@ class ContinuousBatching:
             except ClientLeft:
                 return
             except (RequestError, GenerationFailed) as error:
-                raise _refused(error, ctx) from None
+                raise self._refused(error, ctx) from None
             yield native.event(output)
             try:
                 async for output in outputs:
@@ -170,7 +170,7 @@ class ContinuousBatching:
         except ClientLeft:
             return {}
         except (RequestError, GenerationFailed) as error:
-            raise _refused(error, ctx) from None
+            raise self._refused(error, ctx) from None
 
     async def _wait_without_probes(self, ctx: Any) -> None:
         """A call within the process (a dependency that is not served on its own) waits for the model instead."""
@@ -204,6 +204,18 @@ class ContinuousBatching:
             prompt = prompts[0]
         return engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
 
+    def _refused(self, error: RequestError | GenerationFailed, ctx: Any) -> BentoMLException:
+        """As BentoML reports it: the status, and below 500 the message."""
+        if isinstance(error, RequestError):
+            with suppress(RequestError):  # there is no engine (yet)
+                self.ready_engine().count_refusal(error)
+        retry_after = getattr(error, "retry_after", None)
+        if retry_after is not None and ctx is not None:
+            ctx.response.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
+        if error.status >= 500:
+            logger.warning("refused: %s", error)
+        return BentoMLException(str(error), error_code=HTTPStatus(error.status))
+
 
 def llm_service(
     model: Any, name: str = "llm", *, engine_config: Mapping[str, Any] | None = None, **options: Any
@@ -223,7 +235,7 @@ def llm_service(
         name: unique among the services of a Bento.
         options: of `bentoml.service`; `traffic` and `runner_connection` are merged with what streams need.
     """
-    close_left_streams()
+    repair_proxies()
     for option, needed in STREAMS.items():
         options[option] = {**needed, **options.get(option, {})}
     body = {"model": model, "engine_config": dict(engine_config or {}), "__doc__": ContinuousBatching.__doc__}
@@ -241,13 +253,3 @@ def _receive_of(ctx: Any) -> Receive:
 
 async def _never() -> Any:
     await asyncio.get_running_loop().create_future()
-
-
-def _refused(error: RequestError | GenerationFailed, ctx: Any) -> BentoMLException:
-    """As BentoML reports it: the status, and below 500 the message."""
-    retry_after = getattr(error, "retry_after", None)
-    if retry_after is not None and ctx is not None:
-        ctx.response.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
-    if error.status >= 500:
-        logger.warning("refused: %s", error)
-    return BentoMLException(str(error), error_code=HTTPStatus(error.status))

@@ -101,7 +101,7 @@ class Admission:
         """`request` ended: its length is an observation, a censored one unless it ended by itself."""
         if self._row(request) == NEVER_ENDS:
             return
-        by_itself = request.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+        by_itself = request.finish_reason is FinishReason.STOP
         self.curves.observe(request.request_class, request.num_settled, by_itself)
 
     # -- how long clients have to wait ------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .context import phase, request_context, with_caller
+from .context import own_caller, phase, request_context
 from .logs import follow_bentoml
 
 if TYPE_CHECKING:
     from .setup import Telemetry, offline, service
 
-__all__ = ["Telemetry", "follow_bentoml", "offline", "phase", "request_context", "service", "with_caller"]
+__all__ = ["Telemetry", "follow_bentoml", "offline", "own_caller", "phase", "request_context", "service"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -62,16 +62,17 @@ def caller_of(context: Context | None) -> Caller:
     return caller if isinstance(caller, Caller) else Caller()
 
 
-def with_caller(context: Context | None) -> Context:
-    """`context` itself if it came from `request_context`, else one that can carry phases."""
-    if context is not None and isinstance(otel_context.get_value(_KEY, context), Caller):
-        return context
-    return request_context(parent=context)
+def own_caller(context: Context | None) -> Context:
+    """`context` for one request alone, since the prompts of one call share theirs: it takes the phases so far along,
+    and what is added to it is its own. Where `context` did not come from `request_context`, the defaults hold.
+    """
+    known = caller_of(context)
+    return otel_context.set_value(_KEY, replace(known, phases=list(known.phases)), context)
 
 
 @contextmanager
 def phase(context: Context | None, name: str) -> Iterator[None]:
-    """Times work before the engine (`compile grammar`, `render tools`): it becomes a child of the request's span."""
+    """Times work before the engine (`tokenize`, `compile grammar`): it becomes a child of the request's span."""
     began = time.monotonic()
     try:
         yield

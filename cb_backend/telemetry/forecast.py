@@ -5,7 +5,7 @@ An observer on the engine thread, because the length curves belong to it. Asks t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..request import FinishReason, Request, StepPlan, TokenDelta
 from ..scheduling.lengths import SCALE, LengthCurves
 
-_COUNTS = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
+_COUNTS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class ForecastError:
@@ -33,9 +33,13 @@ class ForecastError:
         self._expected[request] = 0.0
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
+        by_class: dict[str, list[Request]] = {}
         for request in plan.admitted:
             if request in self._expected and request.max_tokens > 0:
-                self._expected[request] = expected_length(self._curves, request.request_class, request.max_tokens)
+                by_class.setdefault(request.request_class, []).append(request)
+        for request_class, requests in by_class.items():
+            expected = expected_lengths(self._curves, request_class, [request.max_tokens for request in requests])
+            self._expected.update(zip(requests, expected, strict=True))
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
         expected = self._expected.pop(request, None)
@@ -43,10 +47,12 @@ class ForecastError:
             self._sink(request.request_class, request.num_settled / expected)
 
 
-def expected_length(curves: LengthCurves, request_class: str, max_tokens: int) -> float:
-    """Mean of min(output length, max_tokens) by the curves as they are: the sum of P(length > t) over t."""
-    horizons: Any = SCALE[: np.searchsorted(SCALE, max_tokens)]
+def expected_lengths(curves: LengthCurves, request_class: str, limits: Sequence[int]) -> list[float]:
+    """Mean of min(output length, limit) for each limit, by the curves as they are: the sum of P(length > t) over t."""
     row = np.array([curves.row(request_class)], dtype=np.int64)
-    alive, _basis = curves.survival(row, np.zeros(1, dtype=np.int64), horizons)
-    widths = np.diff(np.append(horizons, max_tokens))
-    return max(1.0, float(alive[0] @ widths))
+    alive = curves.survival(row, np.zeros(1, dtype=np.int64), SCALE)[0][0].astype(np.float64)
+    area = np.append(0.0, np.cumsum(alive[:-1] * np.diff(SCALE)))  # up to each point of the scale
+    wanted = np.asarray(limits, dtype=np.int64)
+    last: Any = np.maximum(np.searchsorted(SCALE, wanted) - 1, 0)  # point below each limit
+    means: list[float] = np.maximum(1.0, area[last] + alive[last] * (wanted - SCALE[last])).tolist()
+    return means

@@ -12,11 +12,13 @@ from ..request import Request
 class Latency:
     """Seconds. `first_token` and the model's phases are None where no token was made.
 
-    queue: arrival to admission (to the end, if never admitted); prefill: admission to the first token; decode: first
-    token to the end; inference: admission to the end. vLLM's definitions, time spent preempted included.
+    prepare: arrival to the engine thread (tokenizing, compiling a grammar); queue: from then to admission (to the end,
+    if never admitted); prefill: admission to the first token; decode: first token to the end; inference: admission to
+    the end. vLLM's definitions, time spent preempted included.
     """
 
     e2e: float
+    prepare: float
     queue: float
     first_token: float | None = None
     prefill: float | None = None
@@ -28,9 +30,10 @@ class Latency:
         """Of a request with these choices, the last of which ended at `finished` (`time.monotonic()` seconds)."""
         timings = [choice.timings for choice in choices]
         arrival = timings[0].arrival
+        enqueued = timings[0].enqueued or arrival
         admitted = min((t.admitted for t in timings if t.admitted is not None), default=finished)
         first = min((t.first_token for t in timings if t.first_token is not None), default=None)
-        e2e, queue = finished - arrival, admitted - arrival
+        known = (finished - arrival, enqueued - arrival, admitted - enqueued)
         if first is None:
-            return cls(e2e, queue)
-        return cls(e2e, queue, first - arrival, first - admitted, finished - first, finished - admitted)
+            return cls(*known)
+        return cls(*known, first - arrival, first - admitted, finished - first, finished - admitted)

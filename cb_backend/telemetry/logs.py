@@ -53,6 +53,7 @@ def line(summary: RequestSummary, decode: Callable[[Sequence[int]], str] | None 
         "prompt_tokens": summary.prompt_tokens,
         "cached_tokens": summary.cached_tokens,
         "output_tokens": summary.output_tokens,
+        "prepare_s": _round(latency.prepare),
         "queue_s": _round(latency.queue),
         "first_token_s": _round(latency.first_token),
         "prefill_s": _round(latency.prefill),
@@ -60,6 +61,7 @@ def line(summary: RequestSummary, decode: Callable[[Sequence[int]], str] | None 
         "e2e_s": _round(latency.e2e),
         "preemptions": summary.preemptions,
         "recomputed_tokens": summary.recomputed_tokens,
+        "swapped_bytes": summary.swapped_bytes,
     }
     if summary.error is not None:
         fields["error"] = summary.error

@@ -21,7 +21,7 @@ from .summary import RequestSummary
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-_SUCCESS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
+_SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
 _ERROR_TYPE = {FinishReason.ABORT: "abort", FinishReason.TIMEOUT: "timeout", FinishReason.ERROR: "engine_error"}
 _LONGEST_LABEL = 64
 

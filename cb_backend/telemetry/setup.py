@@ -7,7 +7,6 @@ Nothing in here may harm serving: an observer that raises is reported once and t
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from .context import captures_content
 from .forecast import ForecastError
 from .logs import follow_bentoml, logs_prompts
 from .logs import logger as request_logger
+from .provider import FLUSH_SECONDS, bentoml_provider, flush
 from .recorder import Recorder
 from .reporter import Reporter
 from .summary import Summaries
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .metrics import Metrics
 
 logger = logging.getLogger("cb_backend")
-
-FLUSH_SECONDS = 3.0
 
 
 class Telemetry:
@@ -76,31 +74,6 @@ def service(parts: Parts) -> Telemetry:
     provider = bentoml_provider()
     drop_chunk_spans(provider)
     return _observe(parts, provider, Metrics(parts.model_name, parts.stats()), log=True)
-
-
-def bentoml_provider() -> Any:
-    """The provider that BentoML builds from `tracing=`; it never becomes OpenTelemetry's global one."""
-    from bentoml._internal.configuration.containers import BentoMLContainer
-
-    return BentoMLContainer.tracer_provider.get()
-
-
-def flush(provider: Any, seconds: float) -> bool:
-    """Exports what waits. Returns within `seconds`, also where the SDK ignores its own timeout; True if it was done."""
-    force = getattr(provider, "force_flush", None)
-    if force is None:
-        return True
-    done = threading.Event()
-
-    def work() -> None:
-        try:
-            force(int(seconds * 1000))
-        except Exception:
-            logger.exception("the last spans cannot be exported")
-        done.set()
-
-    threading.Thread(target=work, name="cb-flush", daemon=True).start()
-    return done.wait(seconds)
 
 
 def _observe(parts: Parts, provider: Any, metrics: Metrics | None, *, log: bool) -> Telemetry:

@@ -18,7 +18,6 @@ from .latency import Latency
 # From the mildest to the one that matters most: what a request with several choices is said to have ended by.
 _GRAVITY = (
     FinishReason.STOP,
-    FinishReason.TOOL_CALLS,
     FinishReason.LENGTH,
     FinishReason.ABORT,
     FinishReason.TIMEOUT,
@@ -48,6 +47,7 @@ class RequestSummary:
     latency: Latency
     preemptions: int
     recomputed_tokens: int
+    swapped_bytes: int
     late: bool
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[tuple[int, ...], ...] = ()
@@ -122,6 +122,7 @@ class Summaries:
             Latency.of(requests, finished),
             sum(request.timings.preemptions for request in requests),
             sum(request.timings.recomputed_tokens for request in requests),
+            sum(request.timings.swapped_bytes for request in requests),
             first.deadline is not None and finished >= first.deadline,
             tuple(first.token_ids[: first.prompt_len]) if self._with_tokens else (),
             tuple(tuple(r.token_ids[r.prompt_len :]) for r in requests) if self._with_tokens else (),

@@ -53,6 +53,7 @@ class _Life:
     phase: str | None
     since: float
     tokens: int
+    swapped_bytes: int = 0  # of its earlier preemptions
     attributes: dict[str, Any] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
@@ -72,7 +73,7 @@ class Tracing:
         tracer: Tracer,
         model: str,
         *,
-        bytes_per_block: int = 0,
+        bytes_per_block: int = 1,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._tracer = tracer
@@ -93,7 +94,7 @@ class Tracing:
                 return
             self._roots[request.request_id] = root
         phase = QUEUED if request.index == 0 else None
-        life = _Life(root, request, phase, request.timings.arrival, request.prompt_len)
+        life = _Life(root, request, phase, request.timings.enqueued or request.timings.arrival, request.prompt_len)
         root.open.append(life)
         self._lives[request] = life
 
@@ -102,12 +103,13 @@ class Tracing:
             return
         for request, mode in plan.preempted:
             if life := self._lives.get(request):
-                blocks = _swapped_blocks(plan, request, mode)
+                swapped = request.timings.swapped_bytes - life.swapped_bytes
+                life.swapped_bytes += swapped
                 self._enter(life, PREEMPTED, started)
                 life.attributes = {
                     semconv.PREEMPTION_MODE: mode,
-                    semconv.BLOCKS: blocks,
-                    semconv.BYTES: blocks * self._bytes_per_block,
+                    semconv.BLOCKS: swapped // self._bytes_per_block,
+                    semconv.BYTES: swapped,
                     semconv.STEP: plan.step,
                 }
         for request in plan.admitted:
@@ -161,6 +163,7 @@ class Tracing:
             return None
         caller = caller_of(context)
         epoch = time.time_ns() - time.monotonic_ns()
+        began = min([request.timings.arrival, *(start for _name, start, _end in caller.phases)])
         span = self._tracer.start_span(
             f"{caller.operation} {self._model}",
             context=context,
@@ -170,7 +173,7 @@ class Tracing:
                 semconv.PROVIDER_NAME: semconv.PROVIDER,
                 semconv.REQUEST_MODEL: self._model,
             },
-            start_time=epoch + int(request.timings.arrival * 1e9),
+            start_time=epoch + int(began * 1e9),
         )
         # BentoML's sampler lets spans record that it does not sample; only the flag tells.
         if not (span.is_recording() and span.get_span_context().trace_flags.sampled):
@@ -207,6 +210,7 @@ class Tracing:
             semconv.USAGE_CACHE_READ_INPUT_TOKENS: max(request.num_cached for request in requests),
             semconv.PREEMPTIONS: sum(request.timings.preemptions for request in requests),
             semconv.RECOMPUTED_TOKENS: sum(request.timings.recomputed_tokens for request in requests),
+            semconv.SWAPPED_BYTES: sum(request.timings.swapped_bytes for request in requests),
             semconv.LATENCY_E2E: latency.e2e,
             semconv.LATENCY_TIME_IN_QUEUE: latency.queue,
         }
@@ -308,14 +312,6 @@ def _request_attributes(request: Request, caller: Caller) -> dict[str, Any]:
 
 def _wants_json(response_format: Any) -> bool:
     return response_format is not None and response_format.get("type") in ("json_object", "json_schema")
-
-
-def _swapped_blocks(plan: StepPlan, request: Request, mode: str) -> int:
-    if mode != "swap":
-        return 0
-    if sum(1 for _request, other in plan.preempted if other == "swap") == 1:
-        return len(plan.swap_out)
-    return len(request.host_blocks)
 
 
 def _content(root: _Root, requests: list[Request], decode: Callable[[Sequence[int]], str]) -> dict[str, str]:

@@ -36,6 +36,7 @@ def make_scheduler(
     cost: CostModel | None = None,
     prefix_caching: bool = True,
     admission=None,
+    bytes_per_block: int = 0,
 ) -> Scheduler:
     pool, host = BlockPool(num_blocks, block_size, prefix_caching), HostPool(host_blocks)
     return Scheduler(
@@ -45,6 +46,7 @@ def make_scheduler(
         Preemption(pool, host, mode, cost or CostModel(1e-4, 1e-4)),
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
+        bytes_per_block=bytes_per_block,
     )
 
 

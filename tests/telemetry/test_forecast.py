@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cb_backend.scheduling.lengths import LengthCurves
-from cb_backend.telemetry.forecast import ForecastError, expected_length
+from cb_backend.telemetry.forecast import ForecastError, expected_lengths
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 
@@ -19,19 +19,22 @@ def learnt(length: int) -> LengthCurves:
 
 
 def test_without_observations_max_tokens_are_expected():
-    assert expected_length(LengthCurves(), "", 100) == 100.0
+    assert expected_lengths(LengthCurves(), "", [100]) == [100.0]
 
 
 def test_observed_lengths_are_expected_up_to_max_tokens():
-    assert expected_length(learnt(40), "", 1000) == pytest.approx(40, rel=0.05)
-    assert expected_length(learnt(40), "", 10) == pytest.approx(10, rel=0.01)
+    assert expected_lengths(learnt(40), "", [1000, 10, 1]) == [
+        pytest.approx(40, rel=0.05),
+        pytest.approx(10, rel=0.01),
+        1.0,
+    ]
 
 
 def test_asking_leaves_the_curves_as_they_were():
     curves = learnt(40)
     curves.observe("", 500, True)  # the tables are out of date now, and must stay so
     before = curves._survival.copy(), curves._stale.copy()
-    expected_length(curves, "", 1000)
+    expected_lengths(curves, "", [1000])
     assert (before[0] == curves._survival).all() and (before[1] == curves._stale).all()
 
 

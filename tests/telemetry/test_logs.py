@@ -32,7 +32,7 @@ def test_a_request_ends_in_one_line(caplog):
     trace_id, span_id = fields.pop("trace_id"), fields.pop("span_id")
     assert (len(trace_id), len(span_id)) == (32, 16)
     seconds = {k: fields.pop(k) for k in list(fields) if k.endswith("_s")}
-    assert set(seconds) == {"queue_s", "first_token_s", "prefill_s", "decode_s", "e2e_s"}
+    assert set(seconds) == {"prepare_s", "queue_s", "first_token_s", "prefill_s", "decode_s", "e2e_s"}
     assert seconds["e2e_s"] == pytest.approx(seconds["queue_s"] + seconds["prefill_s"] + seconds["decode_s"], abs=3e-6)
     assert fields == {
         "event": "request_end",
@@ -47,6 +47,7 @@ def test_a_request_ends_in_one_line(caplog):
         "output_tokens": 3,
         "preemptions": 0,
         "recomputed_tokens": 0,
+        "swapped_bytes": 0,
     }
 
 

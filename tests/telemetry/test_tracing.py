@@ -90,6 +90,7 @@ def test_a_request_is_one_internal_span_with_the_conventions_attributes():
         "cb.request.priority": 2,
         "cb.preemptions": 0,
         "cb.recomputed_tokens": 0,
+        "cb.swapped_bytes": 0,
     }
 
 
@@ -167,12 +168,15 @@ def test_a_preempted_request_shows_when_it_lost_its_memory_and_when_it_came_back
     assert lost.attributes["cb.preemption.mode"] == mode
     assert blocks > 0 if mode == "swap" else blocks == 0
     assert lost.attributes["cb.kv.bytes"] == blocks * BYTES_PER_BLOCK
+    if mode == "swap":
+        assert blocks == engine.scheduler.counters["swapped_blocks"]
     assert back.start_time == lost.end_time
     young = next(s for s in traced.spans() if s.attributes.get("gen_ai.response.id") == "young")
     own = sorted((s for s in traced.spans() if s.parent == young.context), key=lambda s: s.start_time)
     assert [s.name for s in own] == ["queued", "prefill", "decode", "preempted", "resumed", "decode"]
     assert sum(s.end_time - s.start_time for s in own) == young.end_time - young.start_time
     assert young.attributes["cb.preemptions"] == 1
+    assert young.attributes["cb.swapped_bytes"] == lost.attributes["cb.kv.bytes"]
     # The prefill made one token, the resumed phase another one.
     assert sum(s.attributes["cb.tokens"] for s in own if s.name == "decode") == 12 - 2
 

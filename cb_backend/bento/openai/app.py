@@ -18,6 +18,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext, suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,7 +30,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from ...request import RequestError, SamplingParams
-from ...telemetry import request_context
+from ...telemetry import phase, request_context
 from ...telemetry.semconv import CHAT, TEXT_COMPLETION
 from ...text.tools import call_format
 from .answers import ChatAnswer, CompletionAnswer
@@ -169,9 +170,16 @@ class _GenerationRoute(ABC, Generic[R]):
             job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
             await while_connected(receive, answer(engine, job, reply))
         except Exception as error:
-            if not isinstance(error, (RequestError, GenerationFailed, ClientLeft)):
+            if isinstance(error, RequestError):
+                self._count(error)
+            elif not isinstance(error, (GenerationFailed, ClientLeft)):
                 logger.exception("request %s failed", request_id)
             await reply.fail(error)
+
+    def _count(self, error: RequestError) -> None:
+        """What is refused here never reaches the engine, which counts its own refusals."""
+        with suppress(RequestError):  # there is no engine (yet)
+            self._find().count_refusal(error)
 
     @abstractmethod
     async def _prepare(self, engine: Any, call: R, ident: str) -> Job:
@@ -214,16 +222,17 @@ class _Chats(_GenerationRoute[ChatRequest]):
     async def _prepare(self, engine: Any, call: ChatRequest, ident: str) -> Job:
         params = call.sampling()
         _check_chat(engine, "messages")
-        tools = call.tool_set()
-        ids = await render_chat(engine.chat, call, tools)
         texts = self._token_texts(engine, params)
         context = request_context(CHAT, stream=bool(call.stream), messages=call.messages)
+        with phase(context, "compile tools") if call.tools else nullcontext():
+            tools = call.tool_set()
+            ids = await render_chat(engine.chat, call, tools)
+            style = call_format(call.chat_template or engine.chat.source)
+            grammar = None if tools is None else tools.grammar(style)
         shared = (ident, engine.model_name)
         if tools is None:
             answer = ChatAnswer(*shared, params, texts, call.include_usage)
             return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context)
-        style = call_format(call.chat_template or engine.chat.source)
-        grammar = tools.grammar(style)
         if grammar is not None:
             params = params.model_copy(update={"response_format": grammar})
         answer = ToolChatAnswer(*shared, params, texts, call.include_usage, tools, style)
@@ -249,7 +258,7 @@ class _Responses(_GenerationRoute[ResponsesRequest]):
             shown = int(number[1]) - bool(call.instructions) if number else 0
             new = ("instructions" if shown < 0 else f"input.{shown}") if number else "input"
             param = (error.param or "").replace(old, new, 1)
-            raise RequestError(error.message.replace(old, new, 1), param=param, code=error.code) from None
+            raise error.about(error.message.replace(old, new, 1), param) from None
         context = request_context(CHAT, stream=bool(call.stream), messages=messages)
         answer = ResponsesAnswer(ident, engine.model_name, call)
         return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context, "text.format")

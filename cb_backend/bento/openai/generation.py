@@ -39,7 +39,7 @@ async def answer(engine: Any, job: Job, reply: Reply) -> None:
         if job.grammar_field == "response_format" or not (error.param or "").startswith("response_format"):
             raise
         message = error.message.replace(f"'{error.param}'", f"'{job.grammar_field}'")
-        raise RequestError(message, param=job.grammar_field, code=error.code) from None
+        raise error.about(message, job.grammar_field) from None
 
 
 async def _answer(engine: Any, job: Job, reply: Reply) -> None:

@@ -48,7 +48,11 @@ class ScriptedEngine:
         self.source = template
         self.opened: list[str] = []
         self.closed: list[str] = []
+        self.refused: list[Exception] = []
         self.waiting = asyncio.Event()  # set when a stream waits for an event of the script
+
+    def count_refusal(self, error: Exception) -> None:
+        self.refused.append(error)
 
     def render(self, messages: list[Any], **options: Any) -> list[int]:
         return [1, 2, 3]
