@@ -43,7 +43,8 @@ def check_home(home: Path) -> None:
         free = shutil.disk_usage(home).free
     except OSError as error:
         raise Unfit(f"{home}: {error.strerror}; set BENTOML_HOME to a directory that you can write to") from None
-    if free < ROOM:
+    # Where it is read-only, BentoML keeps its metrics in the system's folder for temporary files.
+    if free < ROOM and os.access(home, os.W_OK):
         raise Unfit(
             f"{home}: {free >> 10} KiB are free, {ROOM >> 10} KiB are needed for metrics; mount a larger tmpfs there, "
             "or set BENTOML_HOME to a directory with more room"

@@ -48,6 +48,14 @@ def test_a_home_without_room_for_metrics_says_how_much_they_need(
     check_home(tmp_path)
 
 
+def test_a_home_that_is_complete_and_read_only_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_home(tmp_path)
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: full)
+    monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
+    check_home(tmp_path)
+
+
 @pytest.mark.parametrize(("value", "home"), [(None, "/home/me/bentoml"), ("~/x", "/home/me/x"), ("$BASE/b", "/srv/b")])
 def test_the_home_is_where_bentoml_looks_for_it(monkeypatch: pytest.MonkeyPatch, value: str | None, home: str) -> None:
     monkeypatch.setenv("HOME", "/home/me")
