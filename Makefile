@@ -20,10 +20,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The kernels are compiled by a second Triton too, the one of earlier CUDA builds of torch.
+TRITON_36 := $(VENV)/triton36/triton/__init__.py
 NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve bento test packaging-test image-test calibration docs lint type check clean
+.PHONY: help install model serve bento kernels-report test packaging-test image-test calibration docs lint type check clean
 
 help: ## List the targets and the variables.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +52,16 @@ model: $(STAMP) ## Fetch the demo model into the BentoML model store.
 serve: model ## Serve on http://HOST:PORT (HOST=0.0.0.0 opens it to the network).
 	$(BIN)/python -m cb_backend.bento.serve $(SERVICE) --host $(HOST) --port $(PORT)
 
-test: model ## Run the tests.
+$(TRITON_36): $(STAMP)
+	@$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/triton36 triton==3.6.0 && touch $@ \
+	    || echo "== no Triton 3.6 for this Python or platform: the tests that compile with it will say so"
+
+kernels-report: $(STAMP) $(TRITON_36) ## Compile every Triton kernel for every GPU target, with both Tritons (minutes).
+	$(BIN)/python -m cb_kernels.aot
+	@test -e $(TRITON_36)
+	PYTHONPATH=$(VENV)/triton36 $(BIN)/python -m cb_kernels.aot
+
+test: model $(TRITON_36) ## Run the tests.
 	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
 
 bento: model ## Build the Bento of the demo service into the BentoML store, with compiled kernels.

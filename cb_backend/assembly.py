@@ -28,7 +28,7 @@ from .scheduling.admission import Admission
 from .scheduling.lengths import LengthCurves, validate_class
 from .scheduling.preemption import Preemption
 from .scheduling.scheduler import Scheduler
-from .startup import prepare
+from .startup import prepare, use_device
 from .text.chat import ChatTemplate
 from .text.grammar import GrammarCompiler
 
@@ -231,6 +231,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
     )
 
     def start() -> None:
+        use_device(loaded.device)
         torch.set_num_threads(threads)
         preemption.cost = executor.measure_costs()
 

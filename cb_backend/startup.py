@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,19 +48,21 @@ def prepare(
     loaded: LoadedModel,
     *,
     device_memory: DeviceMemory | None = None,
-    recorder: Recorder | None = None,
+    recorder: Callable[[], Recorder] | None = None,
 ) -> ReadyDevice:
     """Everything that touches the device before the engine thread starts.
 
     Args:
-        device_memory, recorder: by default those of CUDA on a CUDA device, and none elsewhere.
+        device_memory, recorder: by default those of CUDA on a CUDA device, and none elsewhere. Each call of `recorder`
+            makes one with memory of its own.
 
     Raises:
         ModelError: backend, options, model and device do not go together, or the memory does not suffice.
     """
     if loaded.device.type == "cuda":
         device_memory = device_memory or CudaMemory(loaded.device)
-        recorder = recorder or CudaRecorder(loaded.device)
+        recorder = recorder or (lambda: CudaRecorder(loaded.device))
+    use_device(loaded.device)
     backend = choose_backend(config, loaded)
     if config.cuda_graphs and (recorder is None or not isinstance(backend, TritonAttention)):
         raise ModelError(
@@ -82,10 +84,16 @@ def prepare(
     executor.check_projection()
     if recorder is not None and sizes:
         try:
-            _report("captured a decode batch of", executor.capture(recorder, sizes, memory.max_model_len))
+            _report("captured a decode batch of", executor.capture(recorder(), sizes, memory.max_model_len))
         except RuntimeError as error:
             raise ModelError(f"CUDA graphs cannot be captured ({error}); set cuda_graphs to false") from error
     return ReadyDevice(executor, storage, memory)
+
+
+def use_device(device: torch.device) -> None:
+    """Makes `device` the one that Triton's launches on this thread go to."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _report(what: str, pieces: Iterable[Any]) -> None:
@@ -129,13 +137,17 @@ class _Trial:
     """The largest step and some graphs, on a pool that is just large enough."""
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend, recorder: Recorder | None
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        backend: AttentionBackend,
+        recorder: Callable[[], Recorder] | None,
     ) -> None:
         self._budget = config.max_num_batched_tokens
         self._longest = min(self._budget, config.max_model_len or loaded.max_model_len)
         self._rows = min(config.max_num_seqs, self._budget)
         self._max_model_len = config.max_model_len or loaded.max_model_len
-        self._recorder = recorder
+        self._recorder = None if recorder is None else recorder()
         blocks = probe_blocks(self._budget, config.block_size, self._longest)
         storage = _storage(config, loaded, backend, blocks)
         self._executor = Executor(loaded.model, storage, backend, _choose_sampler(backend, loaded.device))

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from .batch import RaggedBatch
 
@@ -78,14 +77,13 @@ def paged_attention_forward(
     return cb_backend.attend(q, cb_batch, call)[None], None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def register() -> None:
-    """Makes `attn_implementation="cb_paged"` known to transformers. May be called more than once."""
+    """Makes `attn_implementation="cb_paged"` known to transformers. May be called more than once.
+
+    No mask function is registered with it: transformers then makes no mask at all, where for one that returns None it
+    would first look at the positions on the host, and a GPU would be waited for in every step.
+    """
     AttentionInterface.register(IMPLEMENTATION, paged_attention_forward)
-    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
 
 
 def write_by_index(k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -74,7 +75,7 @@ class TritonAttention:
     def with_scales(self, scales: KVScales) -> TritonAttention:
         return TritonAttention(self._workspace, scales)
 
-    def _scales_of(self, layer: int) -> dict[str, torch.Tensor]:
+    def _scales_of(self, layer: int) -> dict[str, Any]:
         if self._scales is None:
             return {}
         return {"k_scale": self._scales.k[layer], "v_scale": self._scales.v[layer]}
@@ -113,8 +114,15 @@ class TritonAttention:
         from cb_kernels.paged_attention.warmup import warm_up
 
         k_cache, v_cache = storage.layers[call.layer]
-        features = {"window": call.window, "softcap": call.softcap, "sinks": call.sinks}
-        return warm_up(q, k_cache, v_cache, **features, **self._scales_of(call.layer))
+        return warm_up(
+            q,
+            k_cache,
+            v_cache,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+            **self._scales_of(call.layer),
+        )
 
 
 def choose_backend(config: EngineConfig, loaded: LoadedModel) -> AttentionBackend:

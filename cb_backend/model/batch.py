@@ -89,7 +89,8 @@ def build_batch(
     positions[row:] = 0
     slots[row:] = storage.trash_block * size
 
-    arrays = [ids, positions, slots, tables, np.asarray(kv_lens, dtype=np.int32), cu]
+    arrays: list[np.ndarray] = [ids, positions, slots, tables, np.asarray(kv_lens, dtype=np.int32), cu]
     arrays += [np.asarray(each, dtype=np.int64) for each in indices]
     tensors = to_device(arrays, device)
-    return RaggedBatch(*tensors[:6], q_lens, kv_lens, storage, tensors[6:])
+    input_ids, places, where, block_tables, seq_lens, firsts = tensors[:6]
+    return RaggedBatch(input_ids, places, where, block_tables, seq_lens, firsts, q_lens, kv_lens, storage, tensors[6:])

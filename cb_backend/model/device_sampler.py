@@ -56,16 +56,14 @@ class DeviceSampler:
         """Chooses one token for each row of `logits`, float32 [rows, vocab_size], which is overwritten."""
         grammars = _Grammars(requests)
         listed = _listed_tokens(requests)
-        settings = np.array(
-            [
-                (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
-                for p in (request.params for request in requests)
-            ],
-            dtype=np.float32,
-        ).T
+        settings = np.empty((6, len(requests)), dtype=np.float32)
+        for i, p in enumerate(request.params for request in requests):
+            settings[:, i] = (
+                p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty,
+            )  # fmt: skip
         scored = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
-        arrays = [
-            np.ascontiguousarray(settings),
+        arrays: list[np.ndarray] = [
+            settings,
             np.array([request.params.top_k for request in requests], dtype=np.int32),
             np.array([request.seed for request in requests], dtype=np.int64),
             np.array([request.num_known - 1 for request in requests], dtype=np.int64),
@@ -76,14 +74,16 @@ class DeviceSampler:
         numbers, top_k, seeds, positions, rows, *rest = to_device(arrays, self._device)
         temperature, top_p, min_p, repetition, presence, frequency = numbers
         raw = logits.index_select(0, rows) if scored else None
-        adjust_logits(logits, *rest[:4], repetition, presence, frequency)
+        if len(listed[0][0]):
+            ids, bias, counts, seen = rest[:4]
+            adjust_logits(logits, ids, bias, counts, seen, repetition, presence, frequency)
         grammars.apply(logits, rest[4:])
         best = logits.amax(-1)
-        ids = sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
-        result = DeviceSampled(ids, requests, to_host(ids), to_host(best), scored)
+        chosen = sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
+        result = DeviceSampled(chosen, requests, to_host(chosen), to_host(best), scored)
         if raw is not None:
             most = max(requests[i].params.logprobs or 0 for i in scored)
-            result.scores = Scores(raw, ids.index_select(0, rows), most)
+            result.scores = Scores(raw, chosen.index_select(0, rows), most)
         return result
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -37,7 +37,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch's handle of it, once there is a graph
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         current = torch.cuda.current_stream(self._device)

@@ -55,8 +55,8 @@ def warm_up(executor: Executor) -> Iterator[str]:
         for piece in backend.warm_up(q, storage, call):
             yield piece if len(kinds.found) == 1 else f"{piece} (kind of layer {number} of {len(kinds.found)})"
     vocab_size = executor.projection.vocab_size
-    logits = torch.zeros(2, vocab_size, dtype=torch.float32, device=executor.device)
-    executor.sampler(logits, [probe_request([0], logit_bias={0: 1.0}, top_k=2, top_p=0.5)] * 2)
+    logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=executor.device)
+    executor.sampler(logits, [probe_request([0], logit_bias={0: 1.0})])
     yield "sampling"
     storage.copy([(storage.trash_block, storage.trash_block)])
     yield "copying blocks"

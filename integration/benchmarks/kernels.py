@@ -27,6 +27,7 @@ from cb_kernels.kv_copy.reference import reference_write_kv
 from cb_kernels.paged_attention.configs import LaunchConfig
 from cb_kernels.paged_attention.launch import paged_attention, workspace_size
 from cb_kernels.paged_attention.reference import reference_attention
+from cb_kernels.paged_attention.varlen import varlen_attention, varlen_attn
 from cb_kernels.sampling.kernel import gumbel_kernel
 from cb_kernels.sampling.launch import sample
 from cb_kernels.sampling.noise import gumbel
@@ -114,6 +115,7 @@ def attention_correctness(run: Run) -> None:
     shapes = [SMOLLM] if run.dry else [LLAMA, SMOLLM, Heads("mqa", 8, 1, 256), Heads("head dim 80", 16, 16, 80)]
     dtypes = [torch.float32] if run.dry else [torch.bfloat16, torch.float16, torch.float32]
     fp8 = TARGETS[target_of(run.device)].fp8
+    varlen = None if run.dry else varlen_attn()
     for case in range(2 if run.dry else 24):
         if not run.dry and not run.left(run.budget - 110.0):  # most of the time goes to compiling
             run.row("correctness", cut=f"out of time after {case} of 24 cases")
@@ -141,6 +143,13 @@ def attention_correctness(run: Run) -> None:
         error = (got.double() - due).abs().max().item()
         check(run, f"attention {case}", error <= (2e-5 if dtype == torch.float32 else 2e-2), error=error,
               heads=heads.name, dtype=str(dtype), kv=str(kv_dtype), rows=rows, contexts=contexts)  # fmt: skip
+        plain = kv_dtype == dtype != torch.float32 and not features["softcap"] and features["sinks"] is None
+        if varlen is not None and plain:
+            theirs = varlen_attention(
+                varlen, made.q, made.k_cache, made.v_cache, *made.tail, scale=scale, window=features["window"]
+            )
+            error = (got.float() - theirs.float()).abs().max().item()
+            check(run, f"attention {case} against torch varlen", error <= 2e-2, error=error)
 
 
 def other_correctness(run: Run) -> None:

@@ -93,4 +93,6 @@ def check_support(
     if kv_dtype != dtype and kv_dtype != torch.float8_e4m3fn:
         raise ValueError(f"the K/V cache must be {dtype} or torch.float8_e4m3fn, got {kv_dtype}; {OTHER_BACKEND}")
     if kv_dtype == torch.float8_e4m3fn and not target.fp8:
-        raise ValueError(f"an fp8 K/V cache needs sm_90 or newer; keep the cache in {dtype} on this GPU")
+        raise ValueError(
+            f"an fp8 K/V cache needs sm_90 or newer; keep the cache in {dtype} on this GPU: kv_cache_dtype='auto'"
+        )

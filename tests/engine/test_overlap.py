@@ -6,7 +6,10 @@ import pytest
 
 from cb_backend import Engine, EngineConfig, SamplingParams
 from cb_backend.model.executor import Executor
-from cb_backend.request import FinishReason
+from cb_backend.request import FinishReason, Logprob, StepResult
+from cb_backend.scheduling.draft import Draft
+from cb_backend.scheduling.preemption import Victim
+from tests.scheduling.scripted import make_request, make_scheduler
 
 from .oracle import random_prompts
 
@@ -135,6 +138,35 @@ async def test_a_deadline_in_flight_ends_with_what_was_generated(tiny_llama):
         assert outputs[-1].finish_reason == FinishReason.TIMEOUT.value
         assert 0 < len(outputs[-1].token_ids) < 900
         assert idle(engine)
+
+
+@pytest.mark.parametrize("computed", [1, 2], ids=["first chunk in flight", "second chunk in flight"])
+def test_a_prompt_preempted_in_flight_reports_each_of_its_tokens_once(computed):
+    """Its chunk settles after its memory is gone, and is computed again, in chunks of another size."""
+    scheduler = make_scheduler(budget=4)
+    (request,) = make_request("r", 11, 1, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
+    scheduler.add([request])
+
+    def answered(plan):
+        values = {"r": [Logprob(p, 0.0) for a in plan.assignments for p in targets(a)]}
+        return StepResult([5] * len(plan.samplers), prompt_logprobs=values)
+
+    def targets(item):
+        return range(item.start + 1, min(item.start + item.num_tokens + 1, 11))
+
+    for _ in range(computed - 1):
+        plan = scheduler.plan()
+        scheduler.settle(plan, answered(plan), 0.0)
+    in_flight = scheduler.plan()
+    scheduler._preempt(Victim(request, "recompute", 3), Draft())
+    scheduler.settle(in_flight, answered(in_flight), 0.0)
+    scheduler.budget = 6
+    outcomes = []
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        outcomes = scheduler.settle(plan, answered(plan), 0.0)
+    ((_, delta),) = outcomes
+    assert [p and p.token_id for p in delta.prompt_logprobs] == [None, *range(1, 11)]
 
 
 def idle(engine):

@@ -22,11 +22,24 @@ from cb_kernels.targets import TARGETS
 KERNELS = Path(__file__).parents[2] / "kernels"
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+# Where `make test` puts a second Triton, which CUDA builds of an earlier torch bring.
+TRITON_36 = Path(sys.prefix) / "triton36"
+
+
+@pytest.fixture(scope="module", params=["installed", "3.6"])
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two Tritons makes of every shipped configuration."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(KERNELS), environment.get("PYTHONPATH")]))
+    path = [str(KERNELS), environment.get("PYTHONPATH")]
+    if request.param == "3.6":
+        if not (TRITON_36 / "triton").is_dir():
+            missing = f"no Triton 3.6 in {TRITON_36}: run `make {TRITON_36}/triton/__init__.py`"
+            if os.environ.get("CI"):
+                pytest.fail(missing)
+            pytest.skip(missing)
+        path.insert(0, str(TRITON_36))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     done = subprocess.run(
         [sys.executable, "-m", "cb_kernels.aot", "--json"],
         env=environment,
@@ -35,7 +48,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    rows = json.loads(done.stdout)
+    assert request.param == "installed" or rows[0]["triton"].startswith("3.6."), rows[0]["triton"]
+    return rows
 
 
 def attention(reports: list[dict[str, Any]], target: str, phase: str, dtype: str = "bf16") -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ import torch
 
 from cb_backend import EngineConfig
 from cb_backend.kv.storage import KVGeometry
-from cb_backend.model.backends import choose_backend
+from cb_backend.model import backends
+from cb_backend.model.backends import TritonAttention, choose_backend
 from cb_backend.model.loader import ModelError
 
 
@@ -27,8 +28,8 @@ def loaded(head_dim=64, **fields) -> Loaded:
     return Loaded(KVGeometry(num_layers=2, num_kv_heads=2, head_dim=head_dim, num_heads=4), **fields)
 
 
-def choose(name, model):
-    return choose_backend(EngineConfig(model="m", attention_backend=name), model).name
+def choose(name, model, **fields):
+    return choose_backend(EngineConfig(model="m", attention_backend=name, **fields), model).name
 
 
 def test_a_cpu_takes_the_native_kernels_where_they_are_built_and_fit(monkeypatch):
@@ -74,3 +75,59 @@ def test_a_missing_or_old_triton_is_named(monkeypatch):
 def test_the_native_backend_refuses_a_head_dim_it_cannot_do():
     with pytest.raises(ModelError, match="multiples of 8.*not 12.*use 'torch'"):
         choose("cpu", loaded(head_dim=12))
+
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """A played GPU: its compute capability can be set."""
+
+    def give(*numbers):
+        monkeypatch.setattr(torch.version, "hip", None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: numbers)
+
+    give(9, 0)
+    return give
+
+
+def test_a_gpu_takes_triton(monkeypatch):
+    monkeypatch.setattr(backends, "_triton", lambda config, model: TritonAttention())
+    assert choose("auto", loaded(device=CUDA)) == "triton"
+    assert choose("torch", loaded(device=CUDA)) == "torch"
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"head_dim": 320}, "head_dim must be between 1 and 256 for the Triton kernel, got 320; use .*'torch'"),
+        ({"dtype": torch.float64}, "dtype must be bfloat16, float16 or float32.*use attention_backend='torch'"),
+    ],
+    ids=["head dim", "dtype"],
+)
+def test_a_model_that_the_kernels_cannot_serve_names_the_backend_that_can(capability, fields, message):
+    with pytest.raises(ModelError, match=message):
+        choose("auto", loaded(device=CUDA, **fields))
+
+
+def test_a_gpu_too_old_for_the_kernels_names_the_backend_that_runs(capability):
+    capability(7, 5)
+    with pytest.raises(
+        ModelError, match="need compute capability 8.0, this GPU has 7.5; use attention_backend='torch'"
+    ):
+        choose("auto", loaded(device=CUDA))
+
+
+def test_a_float8_cache_without_hardware_for_it_names_the_option(capability):
+    capability(8, 0)
+    with pytest.raises(ModelError, match="fp8 K/V cache needs sm_90 or newer.*kv_cache_dtype='auto'"):
+        choose("triton", loaded(device=CUDA), kv_cache_dtype="fp8_e4m3")
+
+
+@pytest.mark.parametrize("name, device", [("auto", "cpu"), ("torch", "cuda"), ("reference", "cpu"), ("cpu", "cpu")])
+def test_a_float8_cache_needs_the_triton_backend(name, device):
+    with pytest.raises(
+        ModelError, match="kv_cache_dtype 'fp8_e4m3' needs attention_backend 'triton'.*use kv_cache_dty"
+    ):
+        choose(name, loaded(device=torch.device(device)), kv_cache_dtype="fp8_e4m3")

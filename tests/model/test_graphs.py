@@ -132,6 +132,6 @@ def test_graphs_without_a_gpu_or_the_triton_backend_are_refused(tiny_llama, monk
     fields = {"model": str(tiny_llama), "dtype": "float32", "num_kv_blocks": 60, "cuda_graphs": True}
     with pytest.raises(ModelError, match="cuda_graphs needs a GPU and attention_backend 'triton'.*set cuda_graphs"):
         Engine(**fields).start()
-    monkeypatch.setattr(assembly, "prepare", functools.partial(assembly.prepare, recorder=Replaying()))
+    monkeypatch.setattr(assembly, "prepare", functools.partial(assembly.prepare, recorder=Replaying))
     with pytest.raises(ModelError, match="has 'torch' on cpu; set cuda_graphs to false"):
         Engine(**fields, attention_backend="torch").start()
