@@ -21,7 +21,7 @@ from .core import EngineCore
 from .cores import choose_threads
 from .kv.blocks import BlockPool, HostPool
 from .kv.storage import KVStorage
-from .limits import Limits
+from .limits import Limits, check_text
 from .model.loader import LoadedModel, ModelError, load_model
 from .request import Constraint, RequestError, SamplingParams
 from .scheduling.admission import Admission
@@ -85,7 +85,7 @@ class Parts:
         return found
 
     def check_class(self, request_class: str | None) -> str:
-        return "" if request_class is None else validate_class(request_class)
+        return "" if request_class is None else validate_class(check_text(request_class, "request_class"))
 
     def check_deadline(
         self, deadline: float | None, now: float, prompt_len: int, max_tokens: int, request_class: str
@@ -240,7 +240,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
     )
     chat = grammar = None
     if loaded.tokenizer is not None:
-        chat = ChatTemplate(loaded.tokenizer)
+        chat = ChatTemplate(loaded.tokenizer, config.allow_request_template)
         grammar = GrammarCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     logger.info(
         "%s: %s on %s (%d threads), attention %s; KV pool %d blocks of %d tokens (%.2f GiB, %d sequences of %d); "

@@ -112,6 +112,9 @@ class EngineConfig(_Section):
     overlap: bool | None = Field(
         None, description="Plan and launch a step while the one before it computes; default: on a GPU only."
     )
+    allow_request_template: bool = Field(
+        False, description="Let a chat request bring a template of its own; it runs in transformers' sandbox, untimed."
+    )
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads; default and most: the physical cores this process may use."
     )

@@ -15,14 +15,17 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from .assembly import Parts, build
 from .config import EngineConfig
 from .core import Add, End, EngineCore
-from .reader import Mailbox, Reader
+from .entrance import Entrance, Place
+from .inbox import Inbox, Mailboxes
+from .limits import check_text
+from .reader import Reader
 from .request import (
     Constraint,
     FinishReason,
@@ -34,6 +37,7 @@ from .request import (
     Timings,
     TokenDelta,
 )
+from .seeds import seed_of_choice
 from .telemetry import Telemetry, offline, own_caller, phase
 
 Prompt = str | Sequence[int]
@@ -57,7 +61,10 @@ class Engine:
         self._arrivals = itertools.count()
         self._open_ids: set[str] = set()
         self._lock = threading.Lock()  # guards _open_ids and starting
-        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._mailboxes = Mailboxes()
+        self._entrance = Entrance(
+            self.config.max_queue_size, self._num_waiting, lambda waiting: self.parts.seconds_until_start(waiting)
+        )
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -110,6 +117,11 @@ class Engine:
     def is_alive(self) -> bool:
         """False once the engine thread died; true while it runs and before it was started."""
         return self._parts is None or self._parts.core.is_alive
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is open, whether on its way, waiting, running or unread."""
+        return not self._open_ids and self._entrance.is_empty
 
     @property
     def tokenizer(self) -> Any:
@@ -190,6 +202,8 @@ class Engine:
         request_class: str | None = None,
         salt: str | None = None,
         trace_context: Any = None,
+        continues_prompt: bool = False,
+        place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields outputs as their tokens come; the last one of each choice has a `finish_reason`.
 
@@ -200,6 +214,9 @@ class Engine:
             timeout: seconds from now, queueing included; then the output ends with reason `timeout`.
             request_class: groups requests with similar output lengths for the memory forecast.
             salt: requests with different salts never share cached K/V.
+            continues_prompt: the text goes on the prompt's, as it must where the two are shown together; else it is
+                what decoding its ids alone gives, which for some tokenizers lacks the first word's space.
+            place: from `enter`, if the caller has work of its own to do for this request first.
 
         Raises:
             RequestError: before the first output, if the request cannot be served.
@@ -207,10 +224,9 @@ class Engine:
         arrival = time.monotonic()
         params = params or SamplingParams()
         trace_context = own_caller(trace_context)
-        deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
-        mailbox = self._mailbox(asyncio.get_running_loop())
-        with self._counting_refusals():
-            self._check_queue()  # first: what is refused costs no more than this
+        deltas, mailbox = Inbox(), self._mailboxes.here()
+        # First of all: what is refused costs no more than this.
+        with self._counting_refusals(), place or self.enter():
             token_ids = await self._encode_on_loop(prompt, trace_context)
             constraint = None
             if params.response_format is not None:
@@ -228,6 +244,7 @@ class Engine:
                 salt=salt,
                 trace_context=trace_context,
                 constraint=constraint,
+                continues_prompt=continues_prompt,
             )
         try:
             while not reader.done:
@@ -236,6 +253,14 @@ class Engine:
                     yield output
         finally:
             reader.close()
+
+    def enter(self) -> Place:
+        """A place in the queue for a request whose prompt is yet to be made; it must be left, or given to `stream`.
+
+        Raises:
+            RequestError: 429, the queue is full.
+        """
+        return self._entrance.enter()
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its reader gets what was generated, with reason `abort`. Unknown ids do nothing."""
@@ -253,7 +278,9 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this model has no tokenizer: send token ids", param="prompt")
-            return self.tokenizer(prompt)["input_ids"]
+            return self.tokenizer(check_text(prompt, "prompt"))["input_ids"]
+        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+            raise RequestError(f"'prompt': must be a text or token ids (got {prompt!r:.80})", param="prompt")
         return list(prompt)
 
     async def _encode_on_loop(self, prompt: Prompt, trace_context: Any) -> list[int]:
@@ -279,6 +306,7 @@ class Engine:
         salt: str | None = None,
         trace_context: Any = None,
         constraint: Constraint | None = None,
+        continues_prompt: bool = False,
     ) -> Reader:
         """Checks a request and sends it to the engine thread.
 
@@ -297,6 +325,9 @@ class Engine:
         if not parts.core.is_alive:
             raise RequestError("the engine has stopped", status=503, code="engine_stopped", retry_after=5.0)
         request_class = parts.check_class(request_class)
+        for name, text in (("request_id", request_id), ("salt", salt)):
+            if text is not None:
+                check_text(text, name)
         parts.check_deadline(deadline, now, len(token_ids), max_tokens, request_class)
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
@@ -313,7 +344,7 @@ class Engine:
                 params,
                 max_tokens,
                 parts.stop_ids(params),
-                _seed_of_choice(params.seed, self.config.seed, order, index),
+                seed_of_choice(params.seed, self.config.seed, order, index),
                 Timings(arrival, now),
                 sink,
                 index=index,
@@ -332,7 +363,7 @@ class Engine:
             if request_id in self._open_ids:
                 raise RequestError(f"'request_id': {request_id!r} is already in use", param="request_id")
             self._open_ids.add(request_id)
-        reader = Reader(parts.core, parts.tokenizer, choices, self._release, self._left)
+        reader = Reader(parts.core, parts.tokenizer, choices, self._release, self._left, continues_prompt)
         parts.core.send(Add(choices))
         return reader
 
@@ -344,23 +375,8 @@ class Engine:
             self.count_refusal(error)
             raise
 
-    def _check_queue(self) -> None:
-        waiting = self.core.scheduler.num_waiting + self.core.num_unread
-        if waiting >= self.config.max_queue_size:
-            seconds = max(1.0, math.ceil(self.parts.seconds_until_start(waiting)))
-            raise RequestError(
-                f"the queue is full ({waiting} of {self.config.max_queue_size} wait); retry in {seconds:.0f} s",
-                status=429,
-                code="queue_full",
-                retry_after=seconds,
-            )
-
-    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
-        mailbox = self._mailboxes.get(loop)
-        if mailbox is None:
-            self._mailboxes = {known: box for known, box in self._mailboxes.items() if not known.is_closed()}
-            mailbox = self._mailboxes[loop] = Mailbox(loop)
-        return mailbox
+    def _num_waiting(self) -> int:
+        return self.core.scheduler.num_waiting + self.core.num_unread
 
     def _release(self, request_id: str) -> None:
         with self._lock:
@@ -381,19 +397,3 @@ def _seconds(timeout: Any) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise RequestError(f"'timeout': must be a positive number of seconds (got {timeout!r})", param="timeout")
     return float(timeout)
-
-
-def _seed_of_choice(seed: int | None, engine_seed: int, order: int, index: int) -> int:
-    """Choice 0 of a seeded request has the seed itself; every other choice and unseeded request a value of its own."""
-    if seed is None:
-        seed = _mix(engine_seed, order + 1)
-    return seed if index == 0 else _mix(seed, index)
-
-
-def _mix(a: int, b: int) -> int:
-    """A signed 64-bit value that depends on every bit of both (splitmix64's finalizer)."""
-    z = (a * 0x9E3779B97F4A7C15 + b * 0xD1B54A32D192ED03) & (2**64 - 1)
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    z ^= z >> 31
-    return z - 2**64 if z >= 2**63 else z

@@ -5,17 +5,12 @@ Runs on the caller's thread or event loop; knows the engine thread only as someb
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .core import End, EngineCore
 from .request import FinishReason, Request, RequestOutput, TokenDelta
 from .text.output import OutputBuilder
-
-logger = logging.getLogger("cb_backend")
 
 
 class Reader:
@@ -28,6 +23,7 @@ class Reader:
         choices: Sequence[Request],
         on_release: Callable[[str], None],
         on_leave: Callable[[], None],
+        continues_prompt: bool = False,
     ) -> None:
         leader = choices[0]
         prompt_ids = tuple(leader.token_ids[: leader.prompt_len])
@@ -35,7 +31,9 @@ class Reader:
         self._core = core
         self._on_release = on_release
         self._on_leave = on_leave
-        self._builders = [OutputBuilder(tokenizer, c.params, c.request_id, prompt_ids, c.index) for c in choices]
+        self._builders = [
+            OutputBuilder(tokenizer, c.params, c.request_id, prompt_ids, c.index, continues_prompt) for c in choices
+        ]
         self._last: list[RequestOutput | None] = [None] * len(choices)
         self._unfinished = len(choices)
         self._closed = False
@@ -78,28 +76,3 @@ class Reader:
     def release(self) -> None:
         """Its id may be used again."""
         self._on_release(self.request_id)
-
-
-class Mailbox:
-    """From the engine thread to one event loop: all deltas of a step wake the loop once."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._posts: list[tuple[asyncio.Queue[TokenDelta], TokenDelta]] = []
-        self._lock = threading.Lock()
-
-    def post(self, reader: asyncio.Queue[TokenDelta], delta: TokenDelta) -> None:
-        with self._lock:
-            self._posts.append((reader, delta))
-            first = len(self._posts) == 1
-        if first:
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody reads any more
-                logger.debug("a reader's event loop is closed")
-
-    def _deliver(self) -> None:
-        with self._lock:
-            posts, self._posts = self._posts, []
-        for reader, delta in posts:
-            reader.put_nowait(delta)

@@ -102,7 +102,7 @@ class SamplingParams(BaseModel):
     frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: dict[int, Annotated[Float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict)
     bad_words: Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_many)] = ()
-    seed: Int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: Int | None = Field(None, ge=-(2**63), lt=2**63, description="Choice i has the seed `seed + i`.")
     n: Int = Field(1, ge=1, le=MAX_CHOICES)
     stop: Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_many)] = Field((), max_length=MAX_STOPS)
     stop_token_ids: tuple[Int, ...] = Field((), max_length=1024)
@@ -194,7 +194,11 @@ class TokenDelta:
 
 @dataclass(slots=True)
 class Timings:
-    """Moments of a request's life, `time.monotonic()` seconds (None: did not happen) and counts."""
+    """Moments of a request's life, `time.monotonic()` seconds (None: did not happen) and counts.
+
+    Between `arrival` and `enqueued`, when the engine thread was sent it, its text is tokenized and its grammar
+    compiled. `swapped_bytes`: KV copied to host memory by its preemptions.
+    """
 
     arrival: float
     enqueued: float | None = None  # tokenized, its grammar compiled, and sent to the engine thread

@@ -75,13 +75,14 @@ class Loading:
         self._make = make
         self._engine: Engine | None = None
         self._closed = False
+        self._draining = False
         self._lock = threading.Lock()  # guards closing against the end of loading
         self._thread = threading.Thread(target=self._load, name="cb-load", daemon=True)
         self._thread.start()
 
     @property
     def is_ready(self) -> bool:
-        return self._engine is not None and self._engine.is_ready
+        return self._engine is not None and self._engine.is_ready and not self._draining
 
     @property
     def is_alive(self) -> bool:
@@ -93,6 +94,8 @@ class Loading:
             RequestError: 503: it is loading, failed to load, has stopped or died.
         """
         engine = self._engine
+        if self._draining:
+            raise RequestError("the server is stopping", status=503, code="stopping", retry_after=RETRY_SECONDS)
         if engine is not None and engine.is_ready:
             return engine
         if self.error is not None:
@@ -101,6 +104,15 @@ class Loading:
             )
         state = "is loading" if self._thread.is_alive() else "is not running"
         raise RequestError(f"the model {state}", status=503, code="not_ready", retry_after=RETRY_SECONDS)
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is open."""
+        return self._engine is None or self._engine.is_idle
+
+    def drain(self) -> None:
+        """From now on every new request is refused; those begun go on."""
+        self._draining = True
 
     def wait(self) -> None:
         """Returns when loading has ended, well or not."""

@@ -26,7 +26,7 @@ from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 _OPENAI_ONLY = frozenset(
     ("model", "stream", "stream_options", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
     + ("prompt_cache_retention", "parallel_tool_calls", "prediction", "max_completion_tokens", "echo", "best_of")
-    + ("prompt", "messages", "logprobs", "top_logprobs")
+    + ("prompt", "messages", "logprobs", "top_logprobs", "tools", "tool_choice")
 )
 
 

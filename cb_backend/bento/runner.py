@@ -24,9 +24,11 @@ from bentoml._internal.runner.runner_handle.remote import RemoteRunnerClient
 from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteException
 
 from ..config import EngineConfig
+from ..limits import check_texts
 from ..request import RequestError, RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import TEXT_COMPLETION
+from .devices import VisibleDevices
 from .front import leave_front, watch_front
 from .loading import Loading, configured
 from .native import result
@@ -136,6 +138,9 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
             await asyncio.to_thread(self.loading.wait)
         try:
             engine = self.loading.ready_engine()
+            check_texts({"prompt": prompt, **fields})
+            if fields.get("echo"):
+                raise RequestError("'echo': not supported by this method", param="echo", code="unsupported_parameter")
             call = CompletionRequest.parse({"model": engine.model_name, "prompt": prompt, **fields})
             opened = engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
             async with aclosing(opened) as outputs:
@@ -215,7 +220,11 @@ class ContinuousBatchingRunner(bentoml.legacy.Runner):
 
     def __init__(self, config: EngineConfig, name: str) -> None:
         super().__init__(
-            ContinuousBatchingRunnable, name=name, runnable_init_params={"config": config.model_dump()}, models=[]
+            ContinuousBatchingRunnable,
+            name=name,
+            scheduling_strategy=VisibleDevices,
+            runnable_init_params={"config": config.model_dump()},
+            models=[],
         )
 
     def init_local(self, quiet: bool = False) -> None:

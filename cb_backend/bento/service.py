@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import bentoml
 from bentoml.exceptions import BentoMLException
 
+from ..limits import check_texts
 from ..model.source import resolve_model
 from ..request import RequestError, RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from . import native
 from .dependency import STREAMS, repair_proxies
+from .draining import drain_on_sigterm
 from .loading import Loading, configured
 from .openai.connection import Receive, while_connected
 from .openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
@@ -62,9 +64,10 @@ class ContinuousBatching:
         before_serving()
 
     @bentoml.on_startup
-    def start_loading(self) -> None:
+    async def start_loading(self) -> None:
         """Begins to load the model, once; returns at once."""
-        self._start()
+        loading = self._start()
+        drain_on_sigterm(loading.drain, lambda: loading.is_idle, loading.close)
 
     def _start(self) -> Loading:
         if self._loading is None:
@@ -184,6 +187,7 @@ class ContinuousBatching:
         """
         engine = self.ready_engine()
         kept = {name: value for name, value in fields.items() if value is not None}
+        check_texts(kept)
         call: GenerationRequest
         if "messages" in kept:
             if "prompt" in kept:

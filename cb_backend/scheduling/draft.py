@@ -66,7 +66,9 @@ def delta_of(
 ) -> TokenDelta:
     """What the reader of `request` is told; takes the prompt's log-probabilities along once they are complete."""
     prompt_logprobs = None
-    if request.prompt_logprobs:
+    wanted = request.params.prompt_logprobs is not None and request.index == 0
+    # Of a prompt of one token there is nothing to compute: it is complete at once.
+    if wanted and len(request.prompt_logprobs) == request.prompt_len - 1:
         prompt_logprobs = (None, *request.prompt_logprobs)
         request.prompt_logprobs = []
     return TokenDelta(

@@ -119,7 +119,7 @@ def _type_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     for kind, name in ((str, "string"), ((int, float), "number"), (list, "array")):
-        if isinstance(value, kind):  # type: ignore[arg-type]
+        if isinstance(value, kind):
             return name
     return "object"
 

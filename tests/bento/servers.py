@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +58,10 @@ class Server:
 
 
 @contextmanager
-def serving(target: str, folder: Path, model: Path, *, wait: bool = True, **config: Any) -> Iterator[Server]:
-    """`config`: fields of EngineConfig, given as CB_ variables."""
+def serving(
+    target: str, folder: Path, model: Path, *, wait: bool = True, options: Sequence[str] = (), **config: Any
+) -> Iterator[Server]:
+    """`options`: of `bentoml serve`. `config`: fields of EngineConfig, given as CB_ variables."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -75,7 +77,7 @@ def serving(target: str, folder: Path, model: Path, *, wait: bool = True, **conf
     log = folder / "log.txt"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)],
+            [sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port), *options],
             cwd=ROOT,
             env=environment,
             stdout=sink,

@@ -121,8 +121,8 @@ async def test_logprobs_name_each_token_and_where_it_begins(client: httpx.AsyncC
         assert len(top) == 2
     ends = [*logprobs["text_offset"][1:], len(choice["text"])]
     pieces = [choice["text"][a:b] for a, b in zip(logprobs["text_offset"], ends, strict=True)]
-    assert [p for p, t in zip(pieces, logprobs["tokens"], strict=True) if not t.startswith("bytes:")] == [
-        t for t in logprobs["tokens"] if not t.startswith("bytes:")
+    assert [p for p, t in zip(pieces, logprobs["tokens"], strict=True) if t and not t.startswith("bytes:")] == [
+        t for t in logprobs["tokens"] if t and not t.startswith("bytes:")
     ]
 
 

@@ -29,7 +29,10 @@ def test_it_answers_as_a_pipeline_and_as_itself(tiny_llama: Path) -> None:
         assert result["finish_reason"] == "length"
         both = runner.run(["The cache", "A"], max_new_tokens=2, num_return_sequences=2)
         assert [[len(choices) for choices in both], both[1][0]["generated_text"][0]] == [[2, 2], "A"]
-        with pytest.raises(InvalidArgument, match="'top_p'"):
-            runner.run("The cache", top_p=3.0)
+        for name, fields in {"top_p": {"top_p": 3.0}, "echo": {"echo": True}, "stop.0": {"stop": ["\ud83d"]}}.items():
+            with pytest.raises(InvalidArgument, match=f"'{name}'"):
+                runner.run("The cache", **fields)
+        with pytest.raises(InvalidArgument, match="'prompt'"):
+            runner.generate.run("half \ud83d", max_tokens=1)
     finally:
         runner.destroy()

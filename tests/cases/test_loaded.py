@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, PhiConfig, PhiForCausalLM
 
 from cb_backend import Engine, SamplingParams
 from cb_backend.model.source import ModelError
+from tests.engine.oracle import greedy
+from tests.tiny_models import build_tokenizer
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
@@ -83,3 +86,23 @@ def test_case_190_191_code_beside_the_weights_is_not_run(tiny_llama: Path, tmp_p
     (path / file).write_text(json.dumps({**settings, "auto_map": hooks}), encoding="utf-8")
     opened(path).start().close()
     assert not sentinel.exists()
+
+
+def test_case_131_a_bias_of_the_output_stays_with_tied_embeddings(tmp_path: Path) -> None:
+    path = tmp_path / "phi"
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = PhiConfig(
+        **sizes, num_attention_heads=4, tie_word_embeddings=True, initializer_range=0.2, max_position_embeddings=256
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = PhiForCausalLM(config)
+        model.lm_head.bias.data.normal_(std=3.0)
+    model.save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    prompt = [5, 6, 7, 8]
+    wanted = greedy(path, prompt, 12)
+    assert answer(path, prompt) == tuple(wanted)
+    model.lm_head.bias.data.zero_()
+    model.save_pretrained(tmp_path / "plain")
+    assert greedy(tmp_path / "plain", prompt, 12) != wanted  # the bias decides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,33 @@ async def test_case_094_the_queue_is_bounded_and_says_when_to_come_back(narrow: 
     assert refused
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
     assert (await narrow.post("/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/completions", "/chat/completions", "/responses"])
+async def test_case_095_a_burst_beyond_the_bound_is_not_tokenized(
+    narrow: httpx.AsyncClient, narrow_engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    texts: list[str] = []
+    tokenizer = narrow_engine.tokenizer
+    call = type(tokenizer).__call__
+
+    def slow(self: Any, text: str, *args: Any, **options: Any) -> Any:
+        texts.append(text)
+        time.sleep(0.02)
+        return call(self, text, *args, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", slow)
+    text = "A" * 20_001  # long enough to be tokenized beside the event loop, and refused after it
+    kinds: dict[str, dict[str, Any]] = {
+        "/completions": {"prompt": text},
+        "/chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "/responses": {"input": text},
+    }
+    body = {"model": "tiny", **kinds[path]}
+    answers = await asyncio.gather(*(narrow.post(path, json=body) for _ in range(100)))
+    assert len(texts) == QUEUE
+    assert sorted(answer.status_code for answer in answers) == [400] * QUEUE + [429] * (100 - QUEUE)
+    assert (await choices(narrow, max_tokens=3, **GREEDY))[0]["finish_reason"] == "length"
 
 
 async def test_case_076_a_grammar_that_fails_ends_the_stream_with_an_error(

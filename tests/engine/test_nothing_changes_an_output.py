@@ -108,13 +108,13 @@ def test_preemption_at_every_step(tiny_llama, alone, monkeypatch, mode, prefix_c
 def test_choices_of_a_seeded_request_are_reproducible_alone(tiny_llama):
     prompt = PROMPTS[5]
     three = SamplingParams(max_tokens=10, seed=7, n=3, **SAMPLED)
-    one = SamplingParams(max_tokens=10, seed=7, **SAMPLED)
+    ones = [SamplingParams(max_tokens=10, seed=7 + i, **SAMPLED) for i in range(3)]
     (several,), _ = run(tiny_llama, [prompt], [three])
     (again,), _ = run(tiny_llama, [prompt], [three], num_kv_blocks=40, max_num_batched_tokens=16)
-    (first,), _ = run(tiny_llama, [prompt], [one])
+    alone, _ = run(tiny_llama, [prompt] * 3, ones)
     assert [c.token_ids for c in several.choices] == [c.token_ids for c in again.choices]
     assert [c.index for c in several.choices] == [0, 1, 2]
-    assert several.choices[0].token_ids == first.token_ids
+    assert [c.token_ids for c in several.choices] == [one.token_ids for one in alone]
     assert len({c.token_ids for c in several.choices}) == 3
 
 

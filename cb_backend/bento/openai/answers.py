@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from ...request import Logprob, RequestOutput, SamplingParams
-from ...text.detokenizer import decoder_of
+from ...text.detokenizer import decoder_of, text_before
 from .logprobs import CompletionLogprobs, TokenTexts, chat_logprobs
 
 DONE = b"data: [DONE]\n\n"
@@ -35,6 +35,7 @@ class Answer(ABC):
         self._whole_head = {"id": ident, "object": self.OBJECT, "created": created, "model": model}
         self._chunk_head = {"id": ident, "object": self.CHUNK, "created": created, "model": model}
         self._n = params.n
+        self._skip_special_tokens = params.skip_special_tokens
         self._tokens = tokens if params.logprobs is not None else None
         self._with_usage = with_usage
         self._last: dict[int, RequestOutput] = {}
@@ -149,61 +150,64 @@ class CompletionAnswer(Answer):
         super().__init__(ident, model, params, tokens, with_usage)
         self._echo = echo
         self._tokenizer = tokenizer
-        self._pieces: dict[int, CompletionLogprobs] = {}
+        self._shapes: dict[int, CompletionLogprobs] = {}
         self._prompt_logprobs: dict[int, Sequence[Logprob | None]] = {}
 
     def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
         delta = output.delta
         text = "" if delta is None else delta.text
-        ids: Sequence[int] = () if delta is None else delta.token_ids
         values: Sequence[Logprob | None] = () if delta is None else (delta.logprobs or ())
-        if first and self._echo is not None:
-            text = self._prompt_text(choice) + text
-            prompt_ids, prompt_values = self._scored_prompt(choice, output)
-            ids, values = (*prompt_ids, *ids), (*prompt_values, *values)
+        ids = delta.token_ids[: len(values)] if delta is not None else ()
+        echoed = first and self._echo is not None
         logprobs = b"null"
-        if self._tokens is not None and values:
-            logprobs = orjson.dumps(self._piece(self._tokens, choice, ids, values))
-        elif not text and output.finish_reason is None:
+        if self._tokens is not None and (values or echoed):
+            logprobs = orjson.dumps(self._logprobs(self._tokens, choice, output, echoed, ids, values))
+        if echoed:
+            text = self._prompt_text(choice) + text
+        elif not text and logprobs == b"null" and output.finish_reason is None:
             return b""
         return self._event(choice, b'"text":' + orjson.dumps(text), logprobs, output)
 
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
-        text, ids, values = output.text, output.token_ids, output.logprobs or ()
-        prompt_values: Sequence[Logprob | None] = ()
-        prompt_ids: Sequence[int] = ()
-        if self._echo is not None:
-            text = self._prompt_text(choice) + text
-            prompt_ids, prompt_values = self._scored_prompt(choice, output)
+        echoed = self._echo is not None
         logprobs = None
         if self._tokens is not None:
-            logprobs = self._piece(self._tokens, choice, (*prompt_ids, *ids), (*prompt_values, *values))
+            values = output.logprobs or ()
+            logprobs = self._logprobs(self._tokens, choice, output, echoed, output.token_ids, values)
         return {
             "index": choice,
-            "text": text,
+            "text": self._prompt_text(choice) + output.text if echoed else output.text,
             "logprobs": logprobs,
             "finish_reason": finish_reason(output),
             "stop_reason": output.stop_reason,
         }
 
-    def _piece(
-        self, tokens: TokenTexts, choice: int, ids: Sequence[int], values: Sequence[Logprob | None]
+    def _logprobs(
+        self,
+        tokens: TokenTexts,
+        choice: int,
+        output: RequestOutput,
+        echoed: bool,
+        ids: Sequence[int],
+        values: Sequence[Logprob | None],
     ) -> dict[str, Any]:
-        return self._pieces.setdefault(choice, CompletionLogprobs(tokens)).piece(ids, values)
+        """Of these tokens of the output, after those of the prompt if that is `echoed` now."""
+        shape = self._shapes.setdefault(choice, CompletionLogprobs(tokens, self._skip_special_tokens))
+        prompt = choice // self._n
+        if output.prompt_logprobs is not None:  # they come with the first choice
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        before = self._prompt_logprobs.get(prompt) if echoed else None
+        if before is None:
+            return shape.piece(ids, values)
+        head = shape.prompt(self._prompt_text(choice), output.prompt_token_ids, before)
+        return {key: head[key] + rest for key, rest in shape.piece(ids, values).items()}
 
     def _prompt_text(self, choice: int) -> str:
+        """What is shown of the prompt before the text that goes on it."""
         prompt = self._echo[choice // self._n] if self._echo is not None else ""
         if isinstance(prompt, str):
-            return prompt
-        return "" if self._tokenizer is None else decoder_of(self._tokenizer, False)(list(prompt))
-
-    def _scored_prompt(self, choice: int, output: RequestOutput) -> tuple[Sequence[int], Sequence[Logprob | None]]:
-        """Ids and values of the prompt; nothing if no log-probabilities were asked for."""
-        prompt = choice // self._n
-        if output.prompt_logprobs is not None:
-            self._prompt_logprobs[prompt] = output.prompt_logprobs
-        values = self._prompt_logprobs.get(prompt)
-        return ((), ()) if values is None else (output.prompt_token_ids, values)
+            return prompt if self._tokenizer is None else text_before(prompt)
+        return "" if self._tokenizer is None else text_before(decoder_of(self._tokenizer, False)(list(prompt)))
 
 
 def finish_reason(output: RequestOutput) -> str | None:

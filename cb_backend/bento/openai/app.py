@@ -166,9 +166,10 @@ class _GenerationRoute(ABC, Generic[R]):
             _check_model(engine, call.model)
             if call.request_class is None and "x-request-class" in request.headers:
                 call = call.model_copy(update={"request_class": request.headers["x-request-class"]})
-            # A client may use its id twice at once; the engine's must be its own.
-            job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
-            await while_connected(receive, answer(engine, job, reply))
+            with engine.enter() as place:  # before anything is rendered for it
+                # A client may use its id twice at once; the engine's must be its own.
+                job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
+                await while_connected(receive, answer(engine, job, reply, place))
         except Exception as error:
             if isinstance(error, RequestError):
                 self._count(error)
@@ -212,7 +213,8 @@ class _Completions(_GenerationRoute[CompletionRequest]):
             engine.tokenizer,
         )
         context = request_context(TEXT_COMPLETION, stream=bool(call.stream))
-        return Job(prompts, params, call.engine_options(), bool(call.stream), answer, ident, context)
+        options = {**call.engine_options(), "continues_prompt": bool(call.echo)}
+        return Job(prompts, params, options, bool(call.stream), answer, ident, context)
 
 
 class _Chats(_GenerationRoute[ChatRequest]):

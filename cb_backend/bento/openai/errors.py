@@ -56,6 +56,8 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         status, message, param, code = error.status, error.message, error.param, error.code
         if error.retry_after is not None:
             headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        if error.code == "stopping":
+            headers["Connection"] = "close"  # the next attempt must find another server
     elif isinstance(error, GenerationFailed):
         status, message, param, code = error.status, str(error), None, error.code
     elif isinstance(error, ClientLeft):

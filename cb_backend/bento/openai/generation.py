@@ -31,10 +31,10 @@ class Job:
     grammar_field: str = "response_format"  # what the client sent that became the grammar
 
 
-async def answer(engine: Any, job: Job, reply: Reply) -> None:
-    """Generates and sends; raises what `_outputs` raises."""
+async def answer(engine: Any, job: Job, reply: Reply, place: Any = None) -> None:
+    """Generates and sends; raises what `_outputs` raises. `place`: the first prompt's place in the queue."""
     try:
-        await _answer(engine, job, reply)
+        await _answer(engine, job, reply, place)
     except RequestError as error:
         if job.grammar_field == "response_format" or not (error.param or "").startswith("response_format"):
             raise
@@ -42,8 +42,8 @@ async def answer(engine: Any, job: Job, reply: Reply) -> None:
         raise error.about(message, job.grammar_field) from None
 
 
-async def _answer(engine: Any, job: Job, reply: Reply) -> None:
-    async with aclosing(_outputs(engine, job)) as outputs:
+async def _answer(engine: Any, job: Job, reply: Reply, place: Any) -> None:
+    async with aclosing(_outputs(engine, job, place)) as outputs:
         if not job.stream:
             last: dict[int, RequestOutput] = {}
             async for choice, output in outputs:
@@ -55,7 +55,7 @@ async def _answer(engine: Any, job: Job, reply: Reply) -> None:
         await reply.end(job.answer.last_events())
 
 
-async def _outputs(engine: Any, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def _outputs(engine: Any, job: Job, place: Any) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """All prompts' outputs as they come, with the number of their choice.
 
     Raises:
@@ -63,7 +63,7 @@ async def _outputs(engine: Any, job: Job) -> AsyncGenerator[tuple[int, RequestOu
         GenerationFailed: a request ended without a result.
     """
     if len(job.prompts) == 1:
-        async with aclosing(_one(engine, job, 0)) as outputs:
+        async with aclosing(_one(engine, job, 0, place)) as outputs:
             async for one in outputs:
                 yield one
         return
@@ -71,7 +71,7 @@ async def _outputs(engine: Any, job: Job) -> AsyncGenerator[tuple[int, RequestOu
 
     async def read(number: int) -> None:
         try:
-            async with aclosing(_one(engine, job, number)) as outputs:
+            async with aclosing(_one(engine, job, number, None if number else place)) as outputs:
                 async for one in outputs:
                     queue.put_nowait(one)
             queue.put_nowait(None)
@@ -95,10 +95,15 @@ async def _outputs(engine: Any, job: Job) -> AsyncGenerator[tuple[int, RequestOu
         await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def _one(engine: Any, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def _one(engine: Any, job: Job, number: int, place: Any) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     request_id = job.ident if len(job.prompts) == 1 else f"{job.ident}-{number}"
     stream = engine.stream(
-        job.prompts[number], job.params, request_id=request_id, trace_context=job.trace_context, **job.options
+        job.prompts[number],
+        job.params,
+        request_id=request_id,
+        trace_context=job.trace_context,
+        place=place,
+        **job.options,
     )
     async with aclosing(stream) as outputs:
         async for output in outputs:

@@ -8,11 +8,12 @@ own probabilities; what JSON cannot say (minus infinity) is -9999.0, as OpenAI d
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from ...request import Logprob
+from ...text.detokenizer import byte_fallback_ids, decoder_of, special_ids
 
 _LOWEST = -9999.0
 
@@ -32,6 +33,8 @@ class TokenTexts:
         self._added = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items()}
         self._vocab_size = len(tokenizer)
         self._known: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
+        self.special = special_ids(tokenizer)
+        self.byte_ids = byte_fallback_ids(tokenizer)
 
     def bytes_of(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
@@ -60,6 +63,13 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
+    def lost_at_start(self, token_id: int) -> int:
+        """Characters of the token that a text does not show if it begins with it: many tokenizers strip a space."""
+        raw = self.bytes_of(token_id)
+        if not raw.startswith(b" ") or self._byte_level:
+            return 0
+        return max(0, len(raw.decode(errors="replace")) - len(decoder_of(self._tokenizer, False)([token_id])))
+
 
 def chat_logprobs(tokens: TokenTexts, logprobs: Sequence[Logprob]) -> dict[str, Any]:
     """`choices[].logprobs` of chat completions."""
@@ -83,24 +93,42 @@ def chat_logprobs(tokens: TokenTexts, logprobs: Sequence[Logprob]) -> dict[str, 
 class CompletionLogprobs:
     """`choices[].logprobs` of completions, piece by piece: offsets go on where the last piece ended.
 
-    An offset counts the characters that are complete before the token.
+    An offset is where the token begins in the text that the client sees, an echoed prompt included. A token that is not
+    shown (a hidden special one) takes no room in it.
+
+    Args:
+        skip_special_tokens: whether the output hides them.
     """
 
-    def __init__(self, tokens: TokenTexts) -> None:
+    def __init__(self, tokens: TokenTexts, skip_special_tokens: bool) -> None:
         self._tokens = tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._position = _Position(tokens)
+        self._hidden = tokens.special if skip_special_tokens else frozenset()
+
+    def prompt(self, text: str, token_ids: Sequence[int], logprobs: Sequence[Logprob | None]) -> dict[str, Any]:
+        """The entries of a prompt that is echoed as `text`, which may lack special tokens that were added to it."""
+
+        def hides(token_id: int) -> bool:
+            spelled = self._tokens.text_of(token_id)
+            return token_id in self._tokens.special and not text.startswith(spelled, self._position.now)
+
+        plain = b"".join(self._tokens.bytes_of(i) for i in token_ids if i not in self._tokens.special)
+        if plain.decode(errors="replace").startswith(text):
+            self._position.begun = True  # a space at the beginning that decoding would lose is the client's own
+        return self._entries(token_ids, logprobs, hides)
 
     def piece(self, token_ids: Sequence[int], logprobs: Sequence[Logprob | None]) -> dict[str, Any]:
-        """One entry per token; None (the first token of a prompt) has no value."""
+        """One entry per token of the output."""
+        return self._entries(token_ids, logprobs, self._hidden.__contains__)
+
+    def _entries(
+        self, token_ids: Sequence[int], logprobs: Sequence[Logprob | None], hides: Callable[[int], bool]
+    ) -> dict[str, Any]:
+        """None in `logprobs` (the first token of a prompt) is an entry without a value."""
         shape: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, one in zip(token_ids, logprobs, strict=True):
-            raw = self._tokens.bytes_of(token_id)
-            if not raw or raw[0] & 0xC0 != 0x80:  # goes on with no character: one that is open ends as U+FFFD
-                self._offset += len(self._decoder.decode(b"", final=True))
             shape["tokens"].append(self._tokens.text_of(token_id))
-            shape["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(raw))
+            shape["text_offset"].append(self._position.now if hides(token_id) else self._position.add(token_id))
             if one is None:
                 shape["token_logprobs"].append(None)
                 shape["top_logprobs"].append(None)
@@ -110,6 +138,47 @@ class CompletionLogprobs:
             values.setdefault(self._tokens.text_of(token_id), max(one.logprob, _LOWEST))
             shape["top_logprobs"].append(values)
         return shape
+
+
+class _Position:
+    """How far a text has come, in characters, while its tokens are counted."""
+
+    def __init__(self, tokens: TokenTexts) -> None:
+        self._tokens = tokens
+        self._whole = 0  # characters that are complete
+        self.begun = False  # the first token that has a text was added
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._run = b""  # the newest byte tokens: if they spell no text together, each of them is a U+FFFD
+
+    @property
+    def now(self) -> int:
+        return self._whole + len(self._run.decode(errors="ignore"))
+
+    def add(self, token_id: int) -> int:
+        """Where the token begins: the characters that are complete before it."""
+        raw = self._tokens.bytes_of(token_id)
+        if token_id in self._tokens.byte_ids:
+            begin = self.now
+            self._run += raw
+            return begin
+        if self._run:
+            self._whole += _characters(self._run)
+            self._run = b""
+        if raw and raw[0] & 0xC0 != 0x80:  # goes on with no character: one that is open ends as U+FFFD
+            self._whole += len(self._decoder.decode(b"", final=True))
+        begin = self._whole
+        self._whole += len(self._decoder.decode(raw))
+        if raw and not self.begun:
+            self.begun = True
+            self._whole -= self._tokens.lost_at_start(token_id)
+        return begin
+
+
+def _characters(run: bytes) -> int:
+    try:
+        return len(run.decode())
+    except UnicodeDecodeError:
+        return len(run)
 
 
 @lru_cache(maxsize=1)

@@ -15,9 +15,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, ClassVar
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...request import RequestError
 from ...text.detokenizer import decoder_of
@@ -95,7 +96,7 @@ class TokenRoutes:
                 self._check_model(engine, body["model"])
             if engine.tokenizer is None:
                 raise RequestError("this model has no tokenizer", code="no_tokenizer")
-            return JSONResponse(await work(engine, body))
+            return Response(orjson.dumps(await work(engine, body)), media_type="application/json")
         except Exception as error:
             if not isinstance(error, (RequestError, ClientLeft)):
                 logger.exception("a token request failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import orjson
@@ -50,6 +51,9 @@ class ScriptedEngine:
         self.closed: list[str] = []
         self.refused: list[Exception] = []
         self.waiting = asyncio.Event()  # set when a stream waits for an event of the script
+
+    def enter(self) -> Any:
+        return nullcontext()
 
     def count_refusal(self, error: Exception) -> None:
         self.refused.append(error)
