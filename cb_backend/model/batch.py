@@ -92,5 +92,7 @@ def build_batch(
     arrays: list[np.ndarray] = [ids, positions, slots, tables, np.asarray(kv_lens, dtype=np.int32), cu]
     arrays += [np.asarray(each, dtype=np.int64) for each in indices]
     tensors = to_device(arrays, device)
-    input_ids, places, where, block_tables, seq_lens, firsts = tensors[:6]
-    return RaggedBatch(input_ids, places, where, block_tables, seq_lens, firsts, q_lens, kv_lens, storage, tensors[6:])
+    input_ids, places, slot_ids, block_tables, seq_lens, firsts = tensors[:6]
+    return RaggedBatch(
+        input_ids, places, slot_ids, block_tables, seq_lens, firsts, q_lens, kv_lens, storage, tensors[6:]
+    )
