@@ -9,13 +9,11 @@ requests. Padding rows of static-shape batches write to the trash block, which n
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from cb_kernels.cpu.memory import zeros
 
 from .swap import CopyBlocks, CudaStreams, Swap, as_ids
 
@@ -75,14 +73,5 @@ class KVStorage:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU the pages are taken from the system only when they are first written, as blocks come into use.
-
-    Huge pages, where the system has them, spare a decode that walks over many blocks most of its address look-ups.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)  # page-aligned, zero, and not yet there
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    """Zeros; on a CPU the pages are taken from the system only when blocks come into use."""
+    return zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

@@ -1,16 +1,17 @@
 """Rewrites recognized decoder layers for the native CPU kernels: fewer passes over memory, weights packed once.
 
-A recognized layer (Llama, Mistral, Qwen2, Qwen3) gets q/k/v and gate/up as one product each, and one kernel each for
-norm with the residual sum, rotary with the K/V write, and the gated activation. bf16 weights are reordered for oneDNN
-at load, which else happens at every call (a single row then costs twice as much); the unpacked copies are dropped, so a
-fused model cannot be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are
-those of transformers; only sums inside matrix products may be ordered differently.
+In bf16, on a CPU with bf16 dot products, all layers of a recognized model (Llama, Mistral, Qwen2, Qwen3) become one
+native call (`cb_kernels.cpu.decoder`). Elsewhere each recognized layer gets q/k/v and gate/up as one product each, and
+one kernel each for norm with the residual sum, rotary with the K/V write, and the gated activation; bf16 weights are
+reordered for oneDNN at load, which else happens at every call. The unpacked copies are dropped, so a fused model cannot
+be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are those of
+transformers; only sums inside matrix products may be ordered differently.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from .batch import RaggedBatch
 
 if TYPE_CHECKING:
     from cb_kernels.cpu import Library
+    from cb_kernels.cpu.decoder import DecoderShape, LayerWeights
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
@@ -41,14 +43,87 @@ def fuse_model(model: PreTrainedModel, library: Library) -> int:
 
     Afterwards the model runs with the backend `cpu` only.
     """
-    fused = 0
-    for layer in getattr(model.base_model, "layers", ()):
-        if _recognized(layer) and not isinstance(layer.forward, _FusedLayer):
+    body: Any = model.base_model
+    layers = list(getattr(body, "layers", ()))
+    recognized = [layer for layer in layers if _recognized(layer) and not isinstance(layer.forward, _FusedLayer)]
+    if recognized and len(recognized) == len(layers) and _runs_whole(layers, library):
+        body.layers = nn.ModuleList([_WholeDecoder(layers, library)])
+    else:
+        for layer in recognized:
             layer.forward = _FusedLayer(layer, library)
-            fused += 1
-    if fused:
-        _log.info("fused %d decoder layers for the native CPU kernels (%s)", fused, library.isa)
-    return fused
+    if recognized:
+        _log.info("fused %d decoder layers for the native CPU kernels (%s)", len(recognized), library.isa)
+    return len(recognized)
+
+
+def _runs_whole(layers: Sequence[Any], library: Library) -> bool:
+    from cb_kernels.cpu.decoder import runs_decoder
+
+    return {_shape(layer) for layer in layers} == {_shape(layers[0])} and runs_decoder(
+        library, _shape(layers[0]), layers[0].mlp.down_proj.weight.dtype
+    )
+
+
+def _shape(layer: Any) -> DecoderShape:
+    from cb_kernels.cpu.decoder import DecoderShape
+
+    attention = layer.self_attn
+    return DecoderShape(
+        hidden_size=attention.q_proj.weight.shape[1],
+        intermediate_size=layer.mlp.up_proj.weight.shape[0],
+        num_heads=attention.q_proj.weight.shape[0] // attention.head_dim,
+        num_kv_heads=attention.k_proj.weight.shape[0] // attention.head_dim,
+        head_dim=attention.head_dim,
+    )
+
+
+class _WholeDecoder(nn.Module):
+    """Stands in for all layers of a model: the one element of its `layers`."""
+
+    def __init__(self, layers: Sequence[Any], library: Library) -> None:
+        from cb_kernels.cpu.decoder import Decoder
+
+        super().__init__()
+        self.library = library
+        self.decoder = Decoder(library, _shape(layers[0]), _take_weights(layers), len(layers))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        cb_batch: RaggedBatch,
+        **ignored: Any,
+    ) -> torch.Tensor:
+        """hidden_states [1, T, hidden_size], which it overwrites with its result."""
+        cos, sin = position_embeddings
+        batch = self.library.batch(cb_batch.block_tables, cb_batch.seq_lens, cb_batch.cu_seqlens)
+        self.decoder(hidden_states[0], cos[0], sin[0], cb_batch.slots, batch, cb_batch.storage.layers)
+        return hidden_states
+
+
+def _take_weights(layers: Sequence[Any]) -> Iterator[LayerWeights]:
+    """One layer after the other, each dropped from its modules before the next one is read."""
+    from cb_kernels.cpu.decoder import LayerWeights
+
+    for layer in layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv, qkv_bias = _take([attention.q_proj, attention.k_proj, attention.v_proj])
+        out, out_bias = _take([attention.o_proj])
+        yield LayerWeights(
+            input_norm=_norm(layer.input_layernorm),
+            middle_norm=_norm(layer.post_attention_layernorm),
+            head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None,
+            qkv=qkv,
+            qkv_bias=qkv_bias,
+            out=out,
+            out_bias=out_bias,
+            gate=_take([mlp.gate_proj])[0],
+            up=_take([mlp.up_proj])[0],
+            down=_take([mlp.down_proj])[0],
+            scale=attention.scaling,
+            window=_WINDOWS[type(layer).__name__](attention) or 0,
+        )
 
 
 def _recognized(layer: nn.Module) -> bool:
@@ -125,13 +200,19 @@ def merged_linear(modules: Sequence[nn.Linear]) -> Callable[[torch.Tensor], torc
 
     The modules' own weights are dropped.
     """
+    weight, bias = _take(modules)
+    return _packed(weight, bias) or (lambda x: linear(x, weight, bias))
+
+
+def _take(modules: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of the modules, stacked; their own weights are dropped."""
     weights = [module.weight.detach() for module in modules]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     biases = [module.bias for module in modules]
     bias = None if biases[0] is None else torch.cat([part.detach() for part in biases])
     for module in modules:
         module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return _packed(weight, bias) or (lambda x: linear(x, weight, bias))
+    return weight, bias
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:

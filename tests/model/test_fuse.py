@@ -110,8 +110,8 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_model(name: str) -> None:
 
 def test_unpacked_weights_are_dropped(native_kernels: Library) -> None:
     model = build(CONFIGS["llama"], torch.bfloat16)
-    fuse_model(model, native_kernels)
     layer = model.base_model.layers[0]
+    fuse_model(model, native_kernels)
     assert layer.self_attn.q_proj.weight.numel() == layer.mlp.down_proj.weight.numel() == 0
 
 

@@ -65,14 +65,31 @@ class Linear(ctypes.Structure):
     ]
 
 
-def openmp_entry(torch_library: str) -> int | None:
-    """Address of `GOMP_parallel` in the runtime that torch loaded, or None.
+class DecoderLayer(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_void_p, "input_norm middle_norm q_norm k_norm qkv out gate_up down"),
+        *_fields(c_void_p, "qkv_bias out_bias k_cache v_cache"),
+        *_fields(c_int32, "attention"),
+        *_fields(c_float, "input_eps middle_eps head_eps"),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = [
+        *_fields(c_void_p, "layers attentions plans hidden cos sin slots normed qkv attended gated projected"),
+        *_fields(c_int64, "hidden_row cos_row normed_row qkv_row attended_row gated_row projected_row"),
+        *_fields(c_int32, "num_layers rows hidden_size intermediate_size num_heads num_kv_heads head_dim block_size"),
+    ]
+
+
+def openmp_entry(torch_library: str, name: str) -> int | None:
+    """Address of a function such as `GOMP_parallel` in the runtime that torch loaded, or None.
 
     `dlsym` on libtorch_cpu's handle searches its own dependencies, so this finds torch's copy under whatever file name
     the wheel gave it, and no other.
     """
     try:
-        return ctypes.cast(ctypes.CDLL(torch_library).GOMP_parallel, c_void_p).value
+        return ctypes.cast(getattr(ctypes.CDLL(torch_library), name), c_void_p).value
     except (OSError, AttributeError):
         return None
 
@@ -100,11 +117,11 @@ class Native:
         library.cb_source_hash.restype = c_char_p
         if library.cb_source_hash().decode() != build.source_hash():
             raise LoadError(f"{self.path} was built from other sources; run python -m cb_kernels.cpu.build")
-        entry = openmp_entry(torch_library)
+        entry, team_size = (openmp_entry(torch_library, name) for name in ("GOMP_parallel", "omp_get_num_threads"))
         wanted = os.environ.get(ISA_VARIABLE) or None
-        library.cb_init.argtypes = [c_void_p, c_char_p]
+        library.cb_init.argtypes = [c_void_p, c_void_p, c_char_p]
         library.cb_init.restype = c_char_p
-        chosen = library.cb_init(entry, wanted.encode() if wanted else None)
+        chosen = library.cb_init(entry, team_size, wanted.encode() if wanted else None)
         if chosen is None:
             raise LoadError(f"{ISA_VARIABLE}={wanted!r} is not built or this CPU lacks it")
         self.isa: str = chosen.decode()
@@ -119,6 +136,10 @@ class Native:
         self.rms_norm = _by_reference(library.cb_rms_norm, None)
         self.silu_mul = _by_reference(library.cb_silu_mul, None)
         self.linear = _by_reference(library.cb_linear, c_int)
+        self.decode = _by_reference(library.cb_decode, c_int)
+        self.has_product = bool(library.cb_has_product())
+        self.pack_weight = library.cb_pack_weight
+        self.pack_weight.argtypes, self.pack_weight.restype = [c_void_p, c_int64, c_int, c_int, c_void_p], None
 
 
 def _by_reference(function: Any, result: type | None) -> Callable[[int, int], Any]:

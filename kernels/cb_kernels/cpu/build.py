@@ -93,7 +93,7 @@ def build(target: Path) -> list[str]:
         whole = Path(folder) / LIBRARY
         message = _finish(
             _start(
-                [*command, *_FLAGS, *defines, "-shared", str(SOURCES / "dispatch.cpp")]
+                [*command, *_FLAGS, *defines, "-shared", str(SOURCES / "dispatch.cpp"), str(SOURCES / "decoder.cpp")]
                 + [str(objects[name]) for name in built]
                 + ["-o", str(whole)]
             )

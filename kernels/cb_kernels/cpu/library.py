@@ -194,6 +194,22 @@ class Batch:
         sinks: torch.Tensor | None = None,
     ) -> None:
         """One layer's attention into `out`; see `paged_attention`."""
+        plan, call = self.prepare(q, k_cache, v_cache, out, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        self._attend(plan, call, q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), self._threads)
+
+    def prepare(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[int, int]:
+        """Addresses of the work list and of the call's description, good for all layers of these shapes and strides."""
         key = (
             q.stride(), out.stride(), k_cache.stride(), v_cache.stride(), q.shape, k_cache.shape, q.dtype,
             scale, window, softcap, None if sinks is None else sinks.data_ptr(),
@@ -201,15 +217,7 @@ class Batch:
         prepared = self._layers.get(key)
         if prepared is None:
             prepared = self._layers[key] = self._prepare(q, k_cache, v_cache, out, scale, window, softcap, sinks)
-        self._attend(
-            prepared[0],
-            prepared[1],
-            q.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            out.data_ptr(),
-            self._threads,
-        )
+        return prepared[0], prepared[1]
 
     def _prepare(
         self,

@@ -79,6 +79,46 @@ struct Linear {
   int32_t rows, n, depth;
 };
 
+// out[rows, n] = x[rows, depth] @ weight[n, depth]^T (+ bias), bf16 in and out, accumulated in float32 in one order for
+// any number of rows. The weight lies as `cb_pack_weight` leaves it: per 32 outputs, per 32 of depth, two tiles of
+// [16 pairs of depth][16 outputs] pairs. x has zeros up to a multiple of 32 of depth, and rows up to a multiple of 32.
+struct Product {
+  const uint16_t* x;
+  const uint16_t* weight;
+  const float* bias;  // [n] or null
+  uint16_t* out;
+  int64_t x_row, out_row;
+  int32_t n, depth_tiles;
+  int32_t gated;  // tiles alternate between 16 gate and 16 up columns: out[rows, n / 2] = silu(gate) * up
+};
+
+// One layer of a Llama-like decoder; weights as in `Product`, norms bf16.
+struct DecoderLayer {
+  const void *input_norm, *middle_norm;
+  const void *q_norm, *k_norm;  // [head_dim] or null
+  const uint16_t *qkv, *out, *gate_up, *down;
+  const float *qkv_bias, *out_bias;  // or null
+  void *k_cache, *v_cache;
+  int32_t attention;  // which of the step's prepared attentions
+  float input_eps, middle_eps, head_eps;
+};
+
+struct Plan;
+
+// One step of all layers. Scratch rows are padded to a multiple of 32; their padding columns are 0.
+struct Decoder {
+  const DecoderLayer* layers;
+  const Attention* const* attentions;  // per distinct window
+  const Plan* const* plans;
+  void* hidden;     // [rows, hidden_size] bf16, in and out
+  const void* cos;  // [rows, head_dim] bf16
+  const void* sin;
+  const int64_t* slots;  // [rows]
+  uint16_t *normed, *qkv, *attended, *gated, *projected;
+  int64_t hidden_row, cos_row, normed_row, qkv_row, attended_row, gated_row, projected_row;
+  int32_t num_layers, rows, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
+};
+
 // One instruction set's kernels.
 struct Kernels {
   const char* name;
@@ -88,6 +128,7 @@ struct Kernels {
   void (*rms_norm)(const RmsNorm*, int row_begin, int row_end);
   void (*silu_mul)(const SiluMul*, int row_begin, int row_end);
   void (*linear)(const Linear*, int n_begin, int n_end);  // null: not offered
+  void (*product)(const Product*, int column_block, int row_begin, int row_end);  // null: not offered
 };
 
 extern const Kernels kernels_portable;

@@ -19,10 +19,16 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// All eight tiles full. Set once per thread and call: other libraries of the process (oneDNN) configure tiles too.
-inline void configure_tiles() {
+constexpr TileConfig full_tiles() {
   TileConfig config;
   for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;
+  return config;
+}
+
+// All eight tiles full. Set anew for every item: other libraries of the process (oneDNN) configure tiles too. The table is
+// a constant because the intrinsic does not tell the compiler that it reads all of it.
+inline void configure_tiles() {
+  static constexpr TileConfig config = full_tiles();
   _tile_loadconfig(&config);
 }
 

@@ -67,10 +67,17 @@ struct Decode {
 
 // Tiles 0 scores and 1 queries, L columns wide; 2 and 5 keys and values, full; 3 and 4 probabilities and 6 and 7
 // accumulators, L rows high.
+constexpr TileConfig decode_tiles(int columns) {
+  TileConfig config;
+  for (int i = 0; i < 8; i++) {
+    config.bytes[i] = uint16_t(i < 2 ? 4 * columns : 64);
+    config.rows[i] = uint8_t(i < 3 || i == 5 ? 16 : columns);
+  }
+  return config;
+}
 template <int L>
 inline void configure_decode_tiles() {
-  TileConfig config;
-  for (int i = 0; i < 8; i++) config.bytes[i] = i < 2 ? 4 * L : 64, config.rows[i] = i < 3 || i == 5 ? 16 : L;
+  static constexpr TileConfig config = decode_tiles(L);
   _tile_loadconfig(&config);
 }
 

@@ -4,26 +4,22 @@
 // spinning threads. Python passes the address of the loaded runtime's GOMP_parallel; without it, work runs on the caller.
 // Items are taken one by one from a counter, so a thread that the kernel scheduler has put aside delays one item only.
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <vector>
 
-#include "abi.h"
+#include "runtime.h"
 #if defined(__x86_64__) || defined(_M_X64)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-#define CB_API extern "C" __attribute__((visibility("default")))
+const Kernels* kernels = &kernels_portable;
+GompParallel gomp_parallel = nullptr;
+TeamSize team_size = nullptr;
 
 namespace {
-
-using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-GompParallel gomp_parallel = nullptr;
-const Kernels* kernels = &kernels_portable;
 
 #if defined(__x86_64__) || defined(_M_X64)
 struct Cpu {
@@ -49,55 +45,17 @@ struct Cpu {
 [[maybe_unused]] bool request_tiles() { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, 18) == 0; }
 #endif
 
-template <typename Body>
-struct Loop {
-  const Body* body;
-  int count, chunk;
-  std::atomic<int> next{0};
-  static void run(void* self) {
-    auto& loop = *static_cast<Loop*>(self);
-    for (;;) {
-      const int begin = loop.next.fetch_add(loop.chunk, std::memory_order_relaxed);
-      if (begin >= loop.count) return;
-      (*loop.body)(begin, std::min(loop.count, begin + loop.chunk));
-    }
-  }
-};
-
-template <typename Body>
-void parallel(int count, int chunk, int threads, const Body& body) {
-  if (threads <= 1 || gomp_parallel == nullptr || count <= chunk) {
-    if (count > 0) body(0, count);
-    return;
-  }
-  Loop<Body> loop{&body, count, chunk};
-  // Always the caller's full thread count: a team of another size would make the runtime rebuild its pool.
-  gomp_parallel(Loop<Body>::run, &loop, unsigned(threads), 0);
-}
-
 int chunk_for(int count, int threads) { return std::max(1, count / (threads * 8)); }
 
-struct Split {  // a tile whose splits are separate items
-  Item item;
-  float* partials;
-};
-
 }  // namespace
-
-// Work items of one step: the same for every layer.
-struct Plan {
-  std::vector<Item> items;
-  std::vector<Split> splits;
-  std::vector<float> partials;
-  double cost = 0;  // multiply-adds of q k^T of one layer
-};
 
 // Hash of the sources this was built from: Python refuses a library that is older than the code beside it.
 CB_API const char* cb_source_hash() { return CB_SOURCE_HASH; }
 
 // isa: null for the best one, or a name; returns the name chosen, or null when this CPU cannot run the one asked for.
-CB_API const char* cb_init(void* gomp, const char* isa) {
+CB_API const char* cb_init(void* gomp, void* size, const char* isa) {
   gomp_parallel = reinterpret_cast<GompParallel>(gomp);
+  team_size = reinterpret_cast<TeamSize>(size);
   const Kernels* usable[5] = {&kernels_portable};
   int count = 1;
 #if defined(__x86_64__) || defined(_M_X64)

@@ -9,11 +9,7 @@
 namespace {
 
 inline Vec rounded(Vec x, const float*) { return x; }
-inline Vec rounded(Vec x, const bf16*) {
-  alignas(64) bf16 half[W];
-  store(half, x);
-  return load(half);
-}
+inline Vec rounded(Vec x, const bf16*) { return rounded_to_bf16(x); }
 
 template <typename T>
 void rms_norm_rows(const RmsNorm& n, int begin, int end) {
@@ -46,6 +42,12 @@ void rms_norm_rows(const RmsNorm& n, int begin, int end) {
   }
 }
 
+// silu rounded to the dtype of `type`, as torch's own would leave it
+template <typename T>
+inline Vec silu(Vec gate, const T* type) {
+  return rounded(div(gate, add(set1(1.f), vexp(sub(zero(), gate)))), type);
+}
+
 template <typename T>
 void silu_mul_rows(const SiluMul& n, int begin, int end) {
   const T* type = nullptr;
@@ -56,8 +58,7 @@ void silu_mul_rows(const SiluMul& n, int begin, int end) {
     for (int i = 0; i < n.size; i += W) {
       const int left = n.size - i;
       const Vec g = load_up_to(gate + i, left);
-      const Vec silu = rounded(div(g, add(set1(1.f), vexp(sub(zero(), g)))), type);
-      store_up_to(out + i, mul(silu, load_up_to(up + i, left)), left);
+      store_up_to(out + i, mul(silu(g, type), load_up_to(up + i, left)), left);
     }
   }
 }

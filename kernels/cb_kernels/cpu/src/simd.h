@@ -52,6 +52,9 @@ inline Vec load8(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+#if defined(__AVX512BF16__)
+inline __m256i round_bf16(Vec x) { return (__m256i)_mm512_cvtneps_pbh(x); }  // denormals become 0
+#else
 inline __m256i round_bf16(Vec x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -59,6 +62,10 @@ inline __m256i round_bf16(Vec x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
   return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, nan, quiet));
+}
+#endif
+inline Vec rounded_to_bf16(Vec x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(round_bf16(x)), 16));
 }
 inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_bf16(x)); }
 inline void store8(float* p, Vec x) { _mm256_storeu_ps(p, _mm512_castps512_ps256(x)); }
@@ -234,6 +241,11 @@ inline float max_lane(Vec x) {
 #endif
 
 #if !defined(__AVX512F__)
+inline Vec rounded_to_bf16(Vec x) {
+  alignas(64) bf16 half[W];
+  store(half, x);
+  return load(half);
+}
 template <typename T>
 inline Vec load8(const T* p) { return load(p); }
 template <typename T>

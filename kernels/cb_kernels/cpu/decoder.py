@@ -1,0 +1,234 @@
+"""All layers of a Llama-like decoder as one native call per step, in bf16.
+
+For a decode, most of the time between two matrix products is spent starting the next one; see `src/decoder.cpp`. The
+weights are reordered for the product once. A row's result does not depend on the other rows, their number, or the
+number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from cb_kernels.cpu import binding
+from cb_kernels.cpu.library import Batch, Library, UnsupportedShape
+from cb_kernels.cpu.memory import zeros
+
+_PANEL = 32  # rows and columns that the product works on at once
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What all layers have in common."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def packed_size(self) -> int:
+        """Elements that one layer's matrices take in the product's order."""
+        return (
+            _packed_size(self.qkv_size, self.hidden_size)
+            + _packed_size(self.hidden_size, self.q_size)
+            + _packed_size(2 * self.intermediate_size, self.hidden_size)
+            + _packed_size(self.hidden_size, self.intermediate_size)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; all bf16 and as torch's modules hold them: [out features, in features].
+
+    `qkv` is q, k and v stacked. `head_norms` are the norms of each query and key head, or None. A norm is its weight
+    and epsilon. `window`: keys a row sees, itself included; 0: all.
+    """
+
+    input_norm: tuple[torch.Tensor, float]
+    middle_norm: tuple[torch.Tensor, float]
+    head_norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    scale: float
+    window: int
+
+
+def runs_decoder(library: Library, shape: DecoderShape, dtype: torch.dtype) -> bool:
+    """Whether this CPU and these sizes allow it."""
+    sizes = (shape.hidden_size, shape.intermediate_size, shape.q_size, shape.qkv_size)
+    return library.native.has_product and dtype == torch.bfloat16 and all(size % 16 == 0 for size in sizes)
+
+
+class Decoder:
+    """The layers, ready to run. Keeps its own copy of the matrices; the norms' weights stay shared.
+
+    Raises:
+        UnsupportedShape: see `runs_decoder`.
+    """
+
+    def __init__(self, library: Library, shape: DecoderShape, layers: Iterable[LayerWeights], num_layers: int) -> None:
+        self.library = library
+        self.shape = shape
+        self._free = zeros((num_layers * shape.packed_size,), torch.bfloat16)
+        self._calls: list[tuple[float, int]] = []  # distinct (scale, window)
+        self._held: list[torch.Tensor] = []  # what the structures point to
+        made = [self._layer(layer) for layer in layers]
+        self._layers = (binding.DecoderLayer * len(made))(*made)
+        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._rows = 0
+
+    def _layer(self, layer: LayerWeights) -> binding.DecoderLayer:
+        def hold(tensor: torch.Tensor | None) -> int | None:
+            if tensor is None:
+                return None
+            self._held.append(tensor)
+            return tensor.data_ptr()
+
+        def bias(tensor: torch.Tensor | None) -> int | None:
+            return hold(None if tensor is None else tensor.float())
+
+        if not runs_decoder(self.library, self.shape, layer.qkv.dtype):
+            raise UnsupportedShape(f"no native decoder for {self.shape} in {layer.qkv.dtype} on {self.library.isa}")
+        attention = (layer.scale, layer.window)
+        if attention not in self._calls:
+            self._calls.append(attention)
+        q_norm, k_norm = layer.head_norms or ((None, 0.0), (None, 0.0))
+        return binding.DecoderLayer(
+            input_norm=hold(layer.input_norm[0]),
+            middle_norm=hold(layer.middle_norm[0]),
+            q_norm=hold(q_norm[0]),
+            k_norm=hold(k_norm[0]),
+            qkv=hold(self.pack(layer.qkv)),
+            out=hold(self.pack(layer.out)),
+            gate_up=hold(self.pack(_interleave(layer.gate, layer.up))),
+            down=hold(self.pack(layer.down)),
+            qkv_bias=bias(layer.qkv_bias),
+            out_bias=bias(layer.out_bias),
+            attention=self._calls.index(attention),
+            input_eps=layer.input_norm[1],
+            middle_eps=layer.middle_norm[1],
+            head_eps=q_norm[1],
+        )
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [n, depth] in the order of the native product, in memory that all matrices share."""
+        n, depth = weight.shape
+        weight = weight.contiguous()
+        packed, self._free = self._free.split([_packed_size(n, depth), self._free.numel() - _packed_size(n, depth)])
+        self.library.native.pack_weight(weight.data_ptr(), weight.stride(0), n, depth, packed.data_ptr())
+        return packed
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        batch: Batch,
+        caches: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Runs all layers on `hidden` [rows, hidden_size], in place, and writes K and V of its rows.
+
+        Args:
+            cos, sin: [rows, head_dim].
+            slots: int64 [rows], see `Library.write_kv`.
+            batch: the step's ragged batch over these rows.
+            caches: K and V of each layer, [num_blocks, num_kv_heads, block_size, head_dim], all of equal strides.
+        """
+        rows, shape = hidden.shape[0], self.shape
+        for name, tensor in (("hidden", hidden), ("cos", cos), ("sin", sin)):
+            width = shape.hidden_size if name == "hidden" else shape.head_dim
+            if tensor.dtype != torch.bfloat16 or tensor.shape != (rows, width) or tensor.stride(1) != 1:
+                raise UnsupportedShape(f"{name} must be bfloat16 [{rows}, {width}], not {tensor.dtype} {tensor.shape}")
+        if slots.dtype != torch.int64 or slots.shape != (rows,) or not slots.is_contiguous():
+            raise UnsupportedShape(f"slots must be contiguous int64 [{rows}], not {slots.dtype} {tuple(slots.shape)}")
+        if caches is not self._caches:
+            self._use_caches(caches)
+        if rows > self._rows:
+            self._make_scratch(rows)
+        q = self._qkv[:rows, : shape.q_size].unflatten(1, (shape.num_heads, shape.head_dim))
+        attended = self._attended[:rows, : shape.q_size].unflatten(1, (shape.num_heads, shape.head_dim))
+        prepared = [batch.prepare(q, *caches[0], attended, scale=scale, window=window) for scale, window in self._calls]
+        count = len(prepared)
+        plans = (ctypes.c_void_p * count)(*(plan for plan, _ in prepared))
+        attentions = (ctypes.c_void_p * count)(*(attention for _, attention in prepared))
+        call = binding.Decoder(
+            layers=ctypes.addressof(self._layers),
+            attentions=ctypes.addressof(attentions),
+            plans=ctypes.addressof(plans),
+            hidden=hidden.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            slots=slots.data_ptr(),
+            normed=self._normed.data_ptr(),
+            qkv=self._qkv.data_ptr(),
+            attended=self._attended.data_ptr(),
+            gated=self._gated.data_ptr(),
+            projected=self._projected.data_ptr(),
+            hidden_row=hidden.stride(0),
+            cos_row=cos.stride(0),
+            normed_row=self._normed.stride(0),
+            qkv_row=self._qkv.stride(0),
+            attended_row=self._attended.stride(0),
+            gated_row=self._gated.stride(0),
+            projected_row=self._projected.stride(0),
+            num_layers=len(self._layers),
+            rows=rows,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=caches[0][0].shape[2],
+        )
+        if self.library.native.decode(ctypes.addressof(call), torch.get_num_threads()) != 0:
+            raise UnsupportedShape(f"{self.library.native.isa} has no native decoder")
+        hidden += self._projected[:rows, : shape.hidden_size]
+
+    def _use_caches(self, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        strides = {tensor.stride() for pair in caches for tensor in pair}
+        if len(caches) != len(self._layers) or len(strides) != 1:
+            raise UnsupportedShape(f"{len(caches)} caches with strides {strides} for {len(self._layers)} layers")
+        for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
+            layer.k_cache, layer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        self._caches = caches
+
+    def _make_scratch(self, rows: int) -> None:
+        """Rows and columns padded to what the product reads; the padding columns stay 0."""
+        self._rows = -(-rows // _PANEL) * _PANEL
+
+        def make(columns: int) -> torch.Tensor:
+            return torch.zeros(self._rows, -(-columns // _PANEL) * _PANEL, dtype=torch.bfloat16)
+
+        self._normed = make(self.shape.hidden_size)
+        self._qkv = make(self.shape.qkv_size)
+        self._attended = make(self.shape.q_size)
+        self._gated = make(self.shape.intermediate_size)
+        self._projected = make(self.shape.hidden_size)
+
+
+def _packed_size(n: int, depth: int) -> int:
+    return -(-n // _PANEL) * -(-depth // _PANEL) * _PANEL**2
+
+
+def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """16 rows of gate, 16 of up, 16 of gate, ...: what the gated product expects."""
+    return torch.stack([gate.unflatten(0, (-1, 16)), up.unflatten(0, (-1, 16))], dim=1).flatten(0, 2)

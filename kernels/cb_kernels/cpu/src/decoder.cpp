@@ -1,0 +1,221 @@
+// All layers of one step in a single parallel region.
+//
+// A layer is eight short phases. Started one by one, each costs a call from Python and waking the threads, which for a
+// decode is more than its work; here threads meet at a barrier between phases and take the items of a phase from a
+// counter, so one that the kernel scheduler has put aside delays the others by one item at most.
+#include <sched.h>
+
+#include <cstring>
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+#include "runtime.h"
+
+namespace {
+
+constexpr int kSpins = 4000;  // some 50 microseconds; then the core is offered to others
+
+inline void relax() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#endif
+}
+
+// What the threads of a region share. Every thread calls `each` for the same phases in the same order.
+class Phases {
+ public:
+  // Runs body(item) for items [0, count) on the `threads` threads; each leaves when all items are done.
+  template <typename Body>
+  void each(int count, int threads, const Body& body) {
+    for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < count;) body(item);
+    meet(threads);
+  }
+
+ private:
+  void meet(int threads) {
+    const int phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      arrived_.store(0, std::memory_order_relaxed);
+      next_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
+      if (spins < kSpins) relax();
+      else sched_yield();
+    }
+  }
+
+  alignas(64) std::atomic<int> next_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> phase_{0};
+};
+
+// How the rows of an elementwise phase are cut: enough items for all threads, none of them tiny.
+struct Rows {
+  int rows, step;
+  Rows(int rows, int threads, int least) : rows(rows), step(std::max(least, (rows + 4 * threads - 1) / (4 * threads))) {}
+  int count() const { return (rows + step - 1) / step; }
+  int begin(int item) const { return item * step; }
+  int end(int item) const { return std::min(rows, (item + 1) * step); }
+};
+
+// One thread's way through the phases.
+class Worker {
+ public:
+  Worker(const Decoder& decoder, Phases& phases, int threads) : d_(decoder), phases_(phases), threads_(threads) {}
+
+  // Leaves the last layer's `projected` to be added to `hidden` by the caller.
+  void work() {
+    for (int i = 0; i < d_.num_layers; i++) layer(d_.layers[i], i > 0);
+  }
+
+ private:
+  void layer(const DecoderLayer& l, bool pending) {
+    const int q_size = d_.num_heads * d_.head_dim, kv_size = d_.num_kv_heads * d_.head_dim;
+    norm(l.input_norm, l.input_eps, pending);
+    multiply(d_.normed, d_.normed_row, l.qkv, l.qkv_bias, d_.qkv, d_.qkv_row, q_size + 2 * kv_size, d_.hidden_size, false);
+    rotate(l, q_size, kv_size);
+    attend(l);
+    multiply(d_.attended, d_.attended_row, l.out, l.out_bias, d_.projected, d_.projected_row, d_.hidden_size, q_size, false);
+    norm(l.middle_norm, l.middle_eps, true);
+    multiply(d_.normed, d_.normed_row, l.gate_up, nullptr, d_.gated, d_.gated_row, 2 * d_.intermediate_size, d_.hidden_size,
+             true);
+    multiply(d_.gated, d_.gated_row, l.down, nullptr, d_.projected, d_.projected_row, d_.hidden_size, d_.intermediate_size,
+             false);
+  }
+
+  // normed = norm(hidden [+= projected])
+  void norm(const void* weight, float eps, bool pending) {
+    RmsNorm n{};
+    n.x = pending ? static_cast<void*>(d_.projected) : d_.hidden;
+    n.x_row = pending ? d_.projected_row : d_.hidden_row;
+    n.residual = pending ? d_.hidden : nullptr;
+    n.residual_row = d_.hidden_row;
+    n.weight = weight;
+    n.out = d_.normed;
+    n.out_row = d_.normed_row;
+    n.rows = d_.rows;
+    n.size = d_.hidden_size;
+    n.dtype = kBF16;
+    n.eps = eps;
+    const Rows rows(d_.rows, threads_, 8);
+    each(rows.count(), [&](int item) { kernels->rms_norm(&n, rows.begin(item), rows.end(item)); });
+  }
+
+  void multiply(const uint16_t* x, int64_t x_row, const uint16_t* weight, const float* bias, uint16_t* out,
+                int64_t out_row, int n, int depth, bool gated) {
+    const Product p{x, weight, bias, out, x_row, out_row, n, (depth + 31) / 32, gated};
+    const int blocks = (n + 31) / 32, panels = (d_.rows + 31) / 32;
+    // Whole columns, so that weights come from memory once; cut only where that leaves threads without work.
+    const int cuts = std::min(panels, (4 * threads_ + blocks - 1) / blocks), step = (panels + cuts - 1) / cuts * 32;
+    each(blocks * cuts, [&](int item) {
+      const int begin = item % cuts * step, end = std::min(d_.rows, begin + step);
+      if (begin < end) kernels->product(&p, item / cuts, begin, end);
+    });
+  }
+
+  void rotate(const DecoderLayer& l, int q_size, int kv_size) {
+    KvWrite w{};
+    w.q = d_.qkv;
+    w.k = d_.qkv + q_size;
+    w.v = d_.qkv + q_size + kv_size;
+    w.cos = d_.cos;
+    w.sin = d_.sin;
+    w.k_cache = l.k_cache;
+    w.v_cache = l.v_cache;
+    w.slots = d_.slots;
+    w.q_token = w.k_token = w.v_token = d_.qkv_row;
+    w.q_head = w.k_head = w.v_head = d_.head_dim;
+    w.cos_token = d_.cos_row;
+    const Attention& a = *d_.attentions[l.attention];
+    w.kv_block = a.kv_block;
+    w.kv_head = a.kv_head;
+    w.kv_token = a.kv_token;
+    w.num_tokens = d_.rows;
+    w.num_heads = d_.num_heads;
+    w.num_kv_heads = d_.num_kv_heads;
+    w.head_dim = d_.head_dim;
+    w.block_size = d_.block_size;
+    w.dtype = kBF16;
+    const Rows rows(d_.rows, threads_, 4);
+    each(rows.count(), [&](int item) {
+      for (int row = rows.begin(item); l.q_norm != nullptr && row < rows.end(item); row++) {
+        norm_heads(d_.qkv + row * d_.qkv_row, l.q_norm, d_.num_heads, l.head_eps);
+        norm_heads(d_.qkv + row * d_.qkv_row + q_size, l.k_norm, d_.num_kv_heads, l.head_eps);
+      }
+      kernels->kv_write(&w, rows.begin(item), rows.end(item));
+    });
+  }
+
+  void norm_heads(uint16_t* x, const void* weight, int heads, float eps) const {
+    RmsNorm n{};
+    n.x = n.out = x;
+    n.x_row = n.out_row = n.size = d_.head_dim;
+    n.weight = weight;
+    n.rows = heads;
+    n.dtype = kBF16;
+    n.eps = eps;
+    kernels->rms_norm(&n, 0, heads);
+  }
+
+  void attend(const DecoderLayer& l) {
+    Attention a = *d_.attentions[l.attention];
+    const Plan& plan = *d_.plans[l.attention];
+    a.q = d_.qkv;
+    a.k = l.k_cache;
+    a.v = l.v_cache;
+    a.out = d_.attended;
+    a.q_token = d_.qkv_row;
+    a.out_token = d_.attended_row;
+    a.q_head = a.out_head = d_.head_dim;
+    each(int(plan.items.size()), [&](int item) { kernels->attend(&a, &plan.items[item]); });
+    if (plan.splits.empty()) return;
+    each(int(plan.splits.size()), [&](int i) {
+      const Split& tile = plan.splits[i];
+      kernels->combine(&a, &tile.item, tile.partials, tile.item.split_end - tile.item.split_begin);
+    });
+  }
+
+  template <typename Body>
+  void each(int count, const Body& body) {
+    phases_.each(count, threads_, body);
+  }
+
+  const Decoder& d_;
+  Phases& phases_;
+  const int threads_;
+};
+
+struct Region {
+  const Decoder* decoder;
+  Phases phases;
+  static void run(void* self) {
+    auto& region = *static_cast<Region*>(self);
+    Worker(*region.decoder, region.phases, team_size()).work();
+  }
+};
+
+}  // namespace
+
+// 0: done; 1: this instruction set has no such kernels.
+CB_API int cb_decode(const Decoder* decoder, int threads) {
+  if (kernels->product == nullptr) return 1;
+  Region region{decoder, {}};
+  if (threads > 1 && gomp_parallel != nullptr && team_size != nullptr) gomp_parallel(Region::run, &region, unsigned(threads), 0);
+  else Worker(*decoder, region.phases, 1).work();
+  return 0;
+}
+
+CB_API int cb_has_product() { return kernels->product != nullptr; }
+
+// Reorders weight [n, depth] bf16 rows for `Product`; `to` holds n padded to 32 times depth padded to 32 and is zeroed by
+// the caller.
+CB_API void cb_pack_weight(const uint16_t* weight, int64_t weight_row, int n, int depth, uint16_t* to) {
+  const int tiles = (depth + 31) / 32;
+  for (int row = 0; row < n; row++)
+    for (int d = 0; d < depth; d += 2)
+      std::memcpy(to + ((int64_t(row / 32) * tiles + d / 32) * 2 + row % 32 / 16) * 512 + d % 32 / 2 * 32 + row % 16 * 2,
+                  weight + row * weight_row + d, 4);
+}

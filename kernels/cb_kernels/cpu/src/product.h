@@ -1,0 +1,122 @@
+// bf16 x packed bf16 weights, see `Product`: 32 outputs at a time, so that a block of weights is read from memory once for
+// all rows. A result's terms are added in the order of depth whatever the number of rows: a row's bits are its own.
+#pragma once
+#include "dot.h"
+#include "elementwise.h"
+
+namespace {
+
+#if defined(__AVX512BF16__)
+
+constexpr int kBlock = 32;                        // outputs per column block
+constexpr int kTileWords = 16 * 16;               // pairs in one tile
+constexpr int kPrefetchAhead = 12 * 4 * kTileWords;  // bytes: memory answers while that much is multiplied
+
+// One finished row of a block: 32 sums.
+inline void finish_row(const Product& p, int block, int row, Vec low, Vec high) {
+  const int n = block * kBlock;
+  const bool both = n + 16 < p.n;
+  if (p.bias != nullptr) {
+    low = add(low, load(p.bias + n));
+    if (both) high = add(high, load(p.bias + n + 16));
+  }
+  bf16* out = reinterpret_cast<bf16*>(p.out) + row * p.out_row;
+  if (p.gated) {
+    const bf16* type = nullptr;
+    store(out + n / 2, mul(silu(rounded(low, type), type), rounded(high, type)));
+    return;
+  }
+  store(out + n, low);
+  if (both) store(out + n + 16, high);
+}
+
+inline const uint32_t* block_of(const Product& p, int block) {
+  return reinterpret_cast<const uint32_t*>(p.weight) + int64_t(block) * p.depth_tiles * 2 * kTileWords;
+}
+
+#if defined(__AMX_BF16__)
+
+// 32 rows (or, alone, the last 16) by 32 outputs.
+template <int rows16, bool from_memory>
+inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, float (*sums)[kTileWords]) {
+  const bf16* x = reinterpret_cast<const bf16*>(p.x) + row * p.x_row;
+  const int64_t pitch = p.x_row * sizeof(bf16);
+  _tile_zero(0);
+  _tile_zero(1);
+  if (rows16 == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int k = 0; k < p.depth_tiles; k++) {
+    const uint32_t* tiles = weight + k * 2 * kTileWords;
+    if (from_memory)
+      for (int line = 0; line < 2 * 4 * kTileWords; line += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(tiles) + kPrefetchAhead + line, 0, 2);
+    _tile_loadd(4, x + 32 * k, pitch);
+    _tile_loadd(6, tiles, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, tiles + kTileWords, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (rows16 == 2) {
+      _tile_loadd(5, x + 16 * p.x_row + 32 * k, pitch);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  if (rows16 == 2) {
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+  }
+}
+
+void product(const Product* p, int block, int begin, int end) {
+  alignas(64) float sums[4][kTileWords];
+  configure_tiles();
+  const uint32_t* weight = block_of(*p, block);
+  for (int row = begin; row < end; row += 32) {
+    const int count = least(32, end - row);
+    if (count <= 16) {
+      if (row == begin) multiply_tiles<1, true>(*p, weight, row, sums);
+      else multiply_tiles<1, false>(*p, weight, row, sums);
+    } else {
+      if (row == begin) multiply_tiles<2, true>(*p, weight, row, sums);
+      else multiply_tiles<2, false>(*p, weight, row, sums);
+    }
+    for (int r = 0; r < count; r++)
+      finish_row(*p, block, row + r, load(sums[r / 16 * 2] + r % 16 * 16), load(sums[r / 16 * 2 + 1] + r % 16 * 16));
+  }
+  _tile_release();
+}
+
+#else
+
+void product(const Product* p, int block, int begin, int end) {
+  constexpr int R = 8;
+  const uint32_t* weight = block_of(*p, block);
+  for (int row = begin; row < end; row += R) {
+    const bf16* x = reinterpret_cast<const bf16*>(p->x) + row * p->x_row;
+    Vec low[R], high[R];
+    for (int r = 0; r < R; r++) low[r] = high[r] = zero();
+    for (int k = 0; k < p->depth_tiles; k++)
+      for (int pair = 0; pair < 16; pair++) {
+        const uint32_t* tile = weight + k * 2 * kTileWords + pair * 16;
+        const Vec a = Pairs::load_units(tile), b = Pairs::load_units(tile + kTileWords);
+        for (int r = 0; r < R; r++) {
+          const Vec value = Pairs::broadcast(x + r * p->x_row, 16 * k + pair);
+          low[r] = Pairs::multiply_add(value, a, low[r]);
+          high[r] = Pairs::multiply_add(value, b, high[r]);
+        }
+      }
+    for (int r = 0; r < least(R, end - row); r++) finish_row(*p, block, row + r, low[r], high[r]);
+  }
+}
+
+#endif
+#define CB_PRODUCT product
+#else
+#define CB_PRODUCT nullptr
+#endif
+
+}  // namespace

@@ -1,0 +1,179 @@
+"""All layers as one native call: right, and every row's bits its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cb_kernels.cpu import Library, UnsupportedShape
+from cb_kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights, runs_decoder
+
+# Sizes that are no multiples of the product's panels of 32: 48 = 32 + 16.
+SHAPE = DecoderShape(hidden_size=48, intermediate_size=80, num_heads=3, num_kv_heads=1, head_dim=16)
+BLOCK = 16
+Segment = tuple[int, int]  # query rows, keys
+
+
+@pytest.fixture
+def bf16_library(library: Library) -> Library:
+    if not library.native.has_product:
+        pytest.skip(f"{library.isa} has no bf16 products: layers run one by one")
+    return library
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(seed: int, window: int = 0, extras: bool = False) -> LayerWeights:
+    """`extras`: biases and norms of the heads."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(*size: int) -> torch.Tensor:
+        return (torch.randn(*size, generator=generator) * size[-1] ** -0.5).bfloat16()
+
+    def norm(size: int) -> tuple[torch.Tensor, float]:
+        return (torch.rand(size, generator=generator) + 0.5).bfloat16(), 1e-5
+
+    s = SHAPE
+    return LayerWeights(
+        input_norm=norm(s.hidden_size),
+        middle_norm=norm(s.hidden_size),
+        head_norms=(norm(s.head_dim), norm(s.head_dim)) if extras else None,
+        qkv=make(s.qkv_size, s.hidden_size),
+        qkv_bias=make(s.qkv_size) if extras else None,
+        out=make(s.hidden_size, s.q_size),
+        out_bias=make(s.hidden_size) if extras else None,
+        gate=make(s.intermediate_size, s.hidden_size),
+        up=make(s.intermediate_size, s.hidden_size),
+        down=make(s.hidden_size, s.intermediate_size),
+        scale=s.head_dim**-0.5,
+        window=window,
+    )
+
+
+class World:
+    """Caches for two layers and the inputs of sequences, each a function of (sequence, position) only."""
+
+    def __init__(self, library: Library, layers: list[LayerWeights]) -> None:
+        self.library = library
+        self.layers = layers
+        self.decoder = Decoder(library, SHAPE, iter(layers), len(layers))
+
+    def run(self, segments: list[Segment], prompt: int = 40) -> torch.Tensor:
+        """Rows of all segments after the layers; the earlier keys of a sequence are computed by an own call first."""
+        generator = torch.Generator().manual_seed(7)
+        kv = torch.zeros(8 * len(segments), len(self.layers), 2, SHAPE.num_kv_heads, BLOCK, SHAPE.head_dim).bfloat16()
+        caches = [(kv[:, i, 0], kv[:, i, 1]) for i in range(len(self.layers))]
+        states = torch.randn(len(segments), 128, SHAPE.hidden_size, generator=generator).bfloat16()
+        for i, (rows, keys) in enumerate(segments):
+            if keys > rows:
+                self.step(states, caches, [(i, 0, keys - rows)])
+        return self.step(states, caches, [(i, keys - rows, keys) for i, (rows, keys) in enumerate(segments)])
+
+    def step(self, states: torch.Tensor, caches: list[Any], parts: list[tuple[int, int, int]]) -> torch.Tensor:
+        positions = torch.tensor([p for _, begin, end in parts for p in range(begin, end)])
+        angles = positions[:, None] / 100 ** (torch.arange(SHAPE.head_dim) % (SHAPE.head_dim // 2) / 8)
+        hidden = torch.cat([states[i, begin:end] for i, begin, end in parts])
+        tables = torch.tensor([range(8 * i, 8 * i + 8) for i, _, _ in parts], dtype=torch.int32)
+        rows = [end - begin for _, begin, end in parts]
+        batch = self.library.batch(
+            tables,
+            torch.tensor([end for _, _, end in parts], dtype=torch.int32),
+            torch.tensor([0, *itertools.accumulate(rows)], dtype=torch.int32),
+        )
+        slots = torch.tensor([8 * i * BLOCK + p for i, begin, end in parts for p in range(begin, end)])
+        self.decoder(hidden, angles.cos().bfloat16(), angles.sin().bfloat16(), slots, batch, caches)
+        return hidden
+
+
+@pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_row_has_the_same_bits_alone_and_among_others(
+    bf16_library: Library, threads: None, num_threads: int, extras: bool
+) -> None:
+    layers = [weights(0, extras=extras), weights(1, window=9, extras=extras)]
+    torch.set_num_threads(1)
+    alone = World(bf16_library, layers).run([(1, 50)])
+    torch.set_num_threads(num_threads)
+    others: list[Segment] = [(1, 50), (1, 3), (37, 37), (9, 70), *[(1, 20 + i) for i in range(30)]]
+    assert torch.equal(World(bf16_library, layers).run(others)[:1], alone)
+
+
+def test_a_chunk_has_the_bits_of_its_tokens_one_by_one(bf16_library: Library) -> None:
+    world = World(bf16_library, [weights(0), weights(1, window=9)])
+    whole = world.run([(40, 40)])
+    for rows in (1, 7, 33):
+        assert torch.equal(world.run([(rows, 40)]), whole[-rows:])
+
+
+def test_pads_of_the_scratch_never_reach_a_result(bf16_library: Library) -> None:
+    world = World(bf16_library, [weights(0)])
+    expected = world.run([(5, 5)])
+    world.run([(64, 64), (64, 64)])  # leaves its rows in the scratch
+    for name in ("_normed", "_qkv", "_attended", "_gated", "_projected"):
+        scratch = getattr(world.decoder, name)
+        scratch[5:] = torch.where(scratch[5:] == 0, scratch[5:], torch.nan)  # rows, not the columns that must stay 0
+    assert torch.equal(world.run([(5, 5)]), expected)
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_layers_equal_their_definition(bf16_library: Library, extras: bool) -> None:
+    layers = [weights(0, extras=extras), weights(1, window=9, extras=extras)]
+    got = World(bf16_library, layers).run([(70, 70)]).float()
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(1, 128, SHAPE.hidden_size, generator=generator).bfloat16()[0, :70].double()
+    angles = torch.arange(70)[:, None] / 100 ** (torch.arange(SHAPE.head_dim) % (SHAPE.head_dim // 2) / 8)
+    cos, sin = (f.bfloat16().double()[:, None] for f in (angles.cos(), angles.sin()))
+    for layer in layers:
+        x = _layer(x, layer, cos, sin)
+    error = (got - x).norm() / x.norm()
+    assert error < 0.01  # two layers of bf16 roundings of 2^-9 each
+
+
+def _norm(x: torch.Tensor, norm: tuple[torch.Tensor, float]) -> torch.Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + norm[1]).rsqrt() * norm[0].double()
+
+
+def _layer(x: torch.Tensor, w: LayerWeights, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """One layer in float64."""
+
+    def product(y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return y @ weight.double().T + (0 if bias is None else bias.double())
+
+    def rotate(y: torch.Tensor) -> torch.Tensor:
+        low, high = y.chunk(2, -1)
+        return y * cos + torch.cat([-high, low], -1) * sin
+
+    heads = product(_norm(x, w.input_norm), w.qkv, w.qkv_bias).unflatten(1, (-1, SHAPE.head_dim))
+    q, k, v = heads.split([SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads], 1)
+    if w.head_norms is not None:
+        q, k = _norm(q, w.head_norms[0]), _norm(k, w.head_norms[1])
+    scores = torch.einsum("qhd,kd->hqk", rotate(q), rotate(k)[:, 0]) * w.scale
+    distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
+    hidden = (distance < 0) | (distance >= w.window if w.window else False)
+    attended = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v[:, 0])
+    x = x + product(attended.flatten(1), w.out, w.out_bias)
+    y = _norm(x, w.middle_norm)
+    return x + product(torch.nn.functional.silu(product(y, w.gate)) * product(y, w.up), w.down)
+
+
+def test_other_sizes_and_dtypes_are_refused(bf16_library: Library) -> None:
+    odd = DecoderShape(hidden_size=40, intermediate_size=80, num_heads=3, num_kv_heads=1, head_dim=16)
+    assert not runs_decoder(bf16_library, odd, torch.bfloat16)
+    assert not runs_decoder(bf16_library, SHAPE, torch.float32)
+    with pytest.raises(UnsupportedShape, match="hidden_size=40"):
+        Decoder(bf16_library, odd, [weights(0)], 1)
+    world = World(bf16_library, [weights(0)])
+    states, slots = torch.zeros(1, SHAPE.hidden_size, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(UnsupportedShape, match="hidden must be bfloat16"):
+        world.decoder(states.float(), states, states, slots, None, [])  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedShape, match="slots must be contiguous int64"):
+        cos = torch.zeros(1, SHAPE.head_dim, dtype=torch.bfloat16)
+        world.decoder(states, cos, cos, slots.int(), None, [])  # type: ignore[arg-type]
