@@ -1,7 +1,7 @@
 """Takes the slow half of metrics and logs off the engine thread.
 
-The engine thread appends to bounded queues; one daemon thread empties them twice a second while anything happens, and
-a last time when the engine has become idle, so that gauges return to zero. Not more often: on a CPU each time takes a
+The engine thread appends to bounded queues; one daemon thread empties them once a second while anything happens, and a
+last time when the engine has become idle, so that gauges return to zero. Not more often: on a CPU each time takes a
 core from threads that compute in step with each other. If it cannot keep up, the oldest entries are dropped; the engine
 never waits.
 """
@@ -21,7 +21,7 @@ from .summary import RequestSummary
 
 logger = logging.getLogger("cb_backend")
 
-_PERIOD = 0.5  # seconds
+_PERIOD = 1.0  # seconds
 _LONGEST = 65_536
 
 
@@ -107,7 +107,7 @@ class Reporter:
         try:
             return self.report()
         except Exception:
-            if not self._failed:  # once: it may well happen ten times a second
+            if not self._failed:  # once: it may well happen every second
                 self._failed = True
                 logger.exception("metrics or request logs cannot be written")
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -106,10 +105,3 @@ def traceparent(number: int, *, sampled: bool = True) -> dict[str, str]:
 
 def seconds(span: Any) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-
-
-def soon(condition: Any, what: str, limit: float = 10.0) -> None:
-    until = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < until, f"not within {limit} s: {what}"
-        time.sleep(0.05)
