@@ -68,7 +68,6 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
 def adjust(row: torch.Tensor, request: Request) -> None:
     """Bias, masks and penalties of one request, in place on its row `[vocab_size]`."""
     params = request.params
-    output = request.token_ids[request.prompt_len :]
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
@@ -76,8 +75,8 @@ def adjust(row: torch.Tensor, request: Request) -> None:
         ids = torch.tensor(sorted(set(request.token_ids)), device=row.device)
         seen = row[ids]
         row[ids] = torch.where(seen < 0, seen * params.repetition_penalty, seen / params.repetition_penalty)
-    if output and (params.presence_penalty or params.frequency_penalty):
-        counts = Counter(output)
+    if request.num_output and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(request.token_ids[request.prompt_len :])
         ids = torch.tensor(list(counts), device=row.device)
         times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
         row[ids] -= params.presence_penalty + params.frequency_penalty * times

@@ -14,13 +14,13 @@ def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within 1e-6 relative in float32; in bf16 within one ulp, hence within 2^-7 relative."""
+def assert_same(got: torch.Tensor, expected: torch.Tensor, ulps: int = 1) -> None:
+    """Within 1e-6 relative in float32; in bf16 within `ulps`, each at most 2^-7 relative."""
     assert got.dtype == expected.dtype and got.shape == expected.shape
     if got.dtype == torch.float32:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
     else:
-        torch.testing.assert_close(got, expected, rtol=2**-7, atol=0)
+        torch.testing.assert_close(got, expected, rtol=ulps * 2**-7, atol=0)
         assert (got != expected).double().mean() < 0.01  # and nearly all are the same number
 
 
@@ -44,7 +44,7 @@ def test_rms_norm_adds_the_residual_and_leaves_the_sum_there(library: Library, d
 @pytest.mark.parametrize("size", [8, 1536])
 def test_silu_and_mul(library: Library, size: int, dtype: torch.dtype) -> None:
     x = randn(9, 2 * size, dtype=dtype) * 4
-    assert_same(library.silu_and_mul(x), reference_silu_and_mul(x))
+    assert_same(library.silu_and_mul(x), reference_silu_and_mul(x), ulps=2)  # silu is rounded, then the product
 
 
 @pytest.mark.parametrize("value", [-200.0, -100.0, 0.0, 100.0, 1e30])

@@ -265,6 +265,15 @@ inline void store_up_to(T* p, Vec x, int count) {
 template <typename T>
 inline void store8_float(float* to, const T* from) { store8(to, load8(from)); }
 
+#if defined(__AVX512F__)
+inline Vec reciprocal(Vec x) {  // relative error 2^-27: an estimate and one step of Newton's
+  const Vec r = _mm512_rcp14_ps(x);
+  return mul(r, sub(set1(2.f), mul(x, r)));
+}
+#else
+inline Vec reciprocal(Vec x) { return div(set1(1.f), x); }
+#endif
+
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kNothing = -1e30f;  // the maximum of no score: finite, so that kNothing - kNothing is 0
 #define CB_MINUS_INFINITY (-__builtin_inff())

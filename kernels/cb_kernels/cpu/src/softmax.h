@@ -90,7 +90,7 @@ inline void prefetch(const Attention& a, const Item& item, const void* cache, in
     const int64_t row = int64_t(table[key / a.block_size]) * a.kv_block + int64_t(offset) * a.kv_token;
     const char* from = head + row * int64_t(sizeof(T));
     const int64_t bytes = ((count - 1) * a.kv_token + a.head_dim) * int64_t(sizeof(T));
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
     key += count;
   }
 }
