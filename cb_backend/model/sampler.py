@@ -75,7 +75,7 @@ def adjust(row: torch.Tensor, request: Request) -> None:
         ids = torch.tensor(sorted(set(request.token_ids)), device=row.device)
         seen = row[ids]
         row[ids] = torch.where(seen < 0, seen * params.repetition_penalty, seen / params.repetition_penalty)
-    if request.num_output and (params.presence_penalty or params.frequency_penalty):
+    if request.num_settled and (params.presence_penalty or params.frequency_penalty):
         counts = Counter(request.token_ids[request.prompt_len :])
         ids = torch.tensor(list(counts), device=row.device)
         times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)

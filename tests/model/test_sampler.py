@@ -63,6 +63,12 @@ def test_presence_and_frequency_penalties_count_the_output_only():
     torch.testing.assert_close(adjusted(request, logits[0]), wanted)
 
 
+def test_no_penalty_is_due_before_the_first_token():
+    request = request_with(prompt=(3, 4), presence_penalty=0.5, frequency_penalty=0.25)
+    logits = random_logits()
+    assert torch.equal(adjusted(request, logits[0]), logits[0])
+
+
 def test_logit_bias_is_added():
     request = request_with(logit_bias={7: 100.0, 8: -100.0})
     logits = random_logits()
