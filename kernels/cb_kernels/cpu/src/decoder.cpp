@@ -1,8 +1,9 @@
 // All layers of one step in a single parallel region.
 //
 // A layer is eight short phases. Started one by one, each costs a call from Python and waking the threads, which for a
-// decode is more than its work; here threads meet at a barrier between phases and take the items of a phase from a
-// counter, so one that the kernel scheduler has put aside delays the others by one item at most.
+// decode is more than its work; here threads meet at a barrier between phases. Within a phase each has a run of items of
+// its own, so that what it needs next can be asked for ahead, and then helps the others with theirs: one that the kernel
+// scheduler has put aside delays the others by one item at most.
 #include <sched.h>
 
 #include <cstring>
@@ -25,10 +26,18 @@ inline void relax() {
 // What the threads of a region share. Every thread calls `each` for the same phases in the same order.
 class Phases {
  public:
-  // Runs body(item) for items [0, count) on the `threads` threads; each leaves when all items are done.
+  int join() { return joined_.fetch_add(1, std::memory_order_relaxed); }  // the number of the calling thread
+
+  // Runs body(item, the item that probably follows or -1) for items [0, count) on the `threads` threads; each leaves when
+  // all items are done.
   template <typename Body>
-  void each(int count, int threads, const Body& body) {
-    for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < count;) body(item);
+  void each(int count, int threads, int self, const Body& body) {
+    const int runs = std::min(threads, kRuns);
+    for (int i = 0; i < runs; i++) {
+      const int run = (self + i) % runs, begin = int64_t(count) * run / runs, end = int64_t(count) * (run + 1) / runs;
+      for (int item; (item = begin + taken_[run].count.fetch_add(1, std::memory_order_relaxed)) < end;)
+        body(item, item + 1 < end ? item + 1 : -1);
+    }
     meet(threads);
   }
 
@@ -37,7 +46,7 @@ class Phases {
     const int phase = phase_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
       arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
+      for (int run = 0; run < std::min(threads, kRuns); run++) taken_[run].count.store(0, std::memory_order_relaxed);
       phase_.store(phase + 1, std::memory_order_release);
       return;
     }
@@ -47,7 +56,13 @@ class Phases {
     }
   }
 
-  alignas(64) std::atomic<int> next_{0};
+  static constexpr int kRuns = 256;
+  struct alignas(64) Taken {
+    std::atomic<int> count{0};
+  };
+
+  Taken taken_[kRuns];
+  std::atomic<int> joined_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> phase_{0};
 };
@@ -64,7 +79,8 @@ struct Rows {
 // One thread's way through the phases.
 class Worker {
  public:
-  Worker(const Decoder& decoder, Phases& phases, int threads) : d_(decoder), phases_(phases), threads_(threads) {}
+  Worker(const Decoder& decoder, Phases& phases, int threads)
+      : d_(decoder), phases_(phases), threads_(threads), self_(phases.join()) {}
 
   // Leaves the last layer's `projected` to be added to `hidden` by the caller.
   void work() {
@@ -101,7 +117,7 @@ class Worker {
     n.dtype = kBF16;
     n.eps = eps;
     const Rows rows(d_.rows, threads_, 8);
-    each(rows.count(), [&](int item) { kernels->rms_norm(&n, rows.begin(item), rows.end(item)); });
+    each(rows.count(), [&](int item, int) { kernels->rms_norm(&n, rows.begin(item), rows.end(item)); });
   }
 
   void multiply(const uint16_t* x, int64_t x_row, const uint16_t* weight, const float* bias, uint16_t* out,
@@ -110,7 +126,7 @@ class Worker {
     const int blocks = (n + 31) / 32, panels = (d_.rows + 31) / 32;
     // Whole columns, so that weights come from memory once; cut only where that leaves threads without work.
     const int cuts = std::min(panels, (4 * threads_ + blocks - 1) / blocks), step = (panels + cuts - 1) / cuts * 32;
-    each(blocks * cuts, [&](int item) {
+    each(blocks * cuts, [&](int item, int) {
       const int begin = item % cuts * step, end = std::min(d_.rows, begin + step);
       if (begin < end) kernels->product(&p, item / cuts, begin, end);
     });
@@ -140,7 +156,7 @@ class Worker {
     w.block_size = d_.block_size;
     w.dtype = kBF16;
     const Rows rows(d_.rows, threads_, 4);
-    each(rows.count(), [&](int item) {
+    each(rows.count(), [&](int item, int) {
       for (int row = rows.begin(item); l.q_norm != nullptr && row < rows.end(item); row++) {
         norm_heads(d_.qkv + row * d_.qkv_row, l.q_norm, d_.num_heads, l.head_eps);
         norm_heads(d_.qkv + row * d_.qkv_row + q_size, l.k_norm, d_.num_kv_heads, l.head_eps);
@@ -170,9 +186,12 @@ class Worker {
     a.q_token = d_.qkv_row;
     a.out_token = d_.attended_row;
     a.q_head = a.out_head = d_.head_dim;
-    each(int(plan.items.size()), [&](int item) { kernels->attend(&a, &plan.items[item]); });
+    each(int(plan.items.size()), [&](int item, int next) {
+      if (next >= 0) kernels->expect(&a, &plan.items[next]);
+      kernels->attend(&a, &plan.items[item]);
+    });
     if (plan.splits.empty()) return;
-    each(int(plan.splits.size()), [&](int i) {
+    each(int(plan.splits.size()), [&](int i, int) {
       const Split& tile = plan.splits[i];
       kernels->combine(&a, &tile.item, tile.partials, tile.item.split_end - tile.item.split_begin);
     });
@@ -180,12 +199,12 @@ class Worker {
 
   template <typename Body>
   void each(int count, const Body& body) {
-    phases_.each(count, threads_, body);
+    phases_.each(count, threads_, self_, body);
   }
 
   const Decoder& d_;
   Phases& phases_;
-  const int threads_;
+  const int threads_, self_;
 };
 
 struct Region {

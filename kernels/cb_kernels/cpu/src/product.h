@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kBlock = 32;                        // outputs per column block
 constexpr int kTileWords = 16 * 16;               // pairs in one tile
-constexpr int kPrefetchAhead = 12 * 4 * kTileWords;  // bytes: memory answers while that much is multiplied
 
 // One finished row of a block: 32 sums.
 inline void finish_row(const Product& p, int block, int row, Vec low, Vec high) {
@@ -37,8 +36,10 @@ inline const uint32_t* block_of(const Product& p, int block) {
 #if defined(__AMX_BF16__)
 
 // 32 rows (or, alone, the last 16) by 32 outputs.
-template <int rows16, bool from_memory>
-inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, float (*sums)[kTileWords]) {
+// Asks memory on the way for `lines` of 64 bytes per step from `ahead` on.
+template <int rows16>
+inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, const char* ahead, int lines,
+                           float (*sums)[kTileWords]) {
   const bf16* x = reinterpret_cast<const bf16*>(p.x) + row * p.x_row;
   const int64_t pitch = p.x_row * sizeof(bf16);
   _tile_zero(0);
@@ -49,9 +50,7 @@ inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, fl
   }
   for (int k = 0; k < p.depth_tiles; k++) {
     const uint32_t* tiles = weight + k * 2 * kTileWords;
-    if (from_memory)
-      for (int line = 0; line < 2 * 4 * kTileWords; line += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(tiles) + kPrefetchAhead + line, 0, 2);
+    for (int line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     _tile_loadd(4, x + 32 * k, pitch);
     _tile_loadd(6, tiles, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -71,19 +70,17 @@ inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, fl
   }
 }
 
+// While a block is multiplied, the one behind it, which this thread takes next, is brought from memory bit by bit.
 void product(const Product* p, int block, int begin, int end) {
   alignas(64) float sums[4][kTileWords];
   configure_tiles();
   const uint32_t* weight = block_of(*p, block);
-  for (int row = begin; row < end; row += 32) {
+  const int step_lines = 2 * kTileWords * 4 / 64, panels = (end - begin + 31) / 32, lines = (step_lines + panels - 1) / panels;
+  const char* ahead = reinterpret_cast<const char*>(weight + p->depth_tiles * 2 * kTileWords);
+  for (int row = begin; row < end; row += 32, ahead += p->depth_tiles * lines * 64) {
     const int count = least(32, end - row);
-    if (count <= 16) {
-      if (row == begin) multiply_tiles<1, true>(*p, weight, row, sums);
-      else multiply_tiles<1, false>(*p, weight, row, sums);
-    } else {
-      if (row == begin) multiply_tiles<2, true>(*p, weight, row, sums);
-      else multiply_tiles<2, false>(*p, weight, row, sums);
-    }
+    if (count <= 16) multiply_tiles<1>(*p, weight, row, ahead, lines, sums);
+    else multiply_tiles<2>(*p, weight, row, ahead, lines, sums);
     for (int r = 0; r < count; r++)
       finish_row(*p, block, row + r, load(sums[r / 16 * 2] + r % 16 * 16), load(sums[r / 16 * 2 + 1] + r % 16 * 16));
   }
