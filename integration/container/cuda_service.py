@@ -21,6 +21,6 @@ LLM.image = bentoml.images.Image(  # type: ignore[attr-defined]
 )
 
 # On a machine without a GPU it says so, instead of serving slowly. `CB_DEVICE=cpu` serves there all the same.
-LLM.inner.engine_config = {"device": "cuda"}
+LLM.inner.engine_config = {"device": "cuda"}  # type: ignore[attr-defined]
 
 __all__ = ["LLM"]
