@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from _bentoml_impl.server import allocator
-from bentoml._internal.resource import NvidiaGpuResource
+from bentoml._internal.resource import CpuResource, NvidiaGpuResource
 
 import cb_backend
 from cb_backend.bento import devices
@@ -16,6 +16,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, gpus: int, visible: str | None) -> 
     resources = {"cpu": 4.0, "nvidia.com/gpu": list(range(gpus))}
     monkeypatch.setattr(allocator, "system_resources", lambda: resources)
     monkeypatch.setattr(devices, "system_resources", lambda: resources)
+    monkeypatch.setattr(CpuResource, "from_system", classmethod(lambda kind: resources["cpu"]))
     monkeypatch.setattr(NvidiaGpuResource, "from_system", classmethod(lambda kind: list(range(gpus))))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
