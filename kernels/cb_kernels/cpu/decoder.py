@@ -212,11 +212,14 @@ class Decoder:
         self._caches = caches
 
     def _make_scratch(self, rows: int) -> None:
-        """Rows and columns padded to what the product reads; the padding columns stay 0."""
+        """Rows and columns padded to what the product reads; the padding columns stay 0.
+
+        A row is an odd number of cache lines: at 48 lines, all rows of a panel would share a sixteenth of the cache.
+        """
         self._rows = -(-rows // _PANEL) * _PANEL
 
         def make(columns: int) -> torch.Tensor:
-            return torch.zeros(self._rows, -(-columns // _PANEL) * _PANEL, dtype=torch.bfloat16)
+            return torch.zeros(self._rows, (-(-columns // _PANEL) | 1) * _PANEL, dtype=torch.bfloat16)
 
         self._normed = make(self.shape.hidden_size)
         self._qkv = make(self.shape.qkv_size)
