@@ -17,10 +17,11 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 from _bentoml_sdk import IODescriptor
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, create_model
 
 from ..request import Logprob, RequestError, RequestOutput, Usage
 from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .openai.shapes import JSON, with_bounds
 
 # Fields that mean nothing here, or something else.
 _OPENAI_ONLY = frozenset(
@@ -32,6 +33,10 @@ _OPENAI_ONLY = frozenset(
 
 class _Input(IODescriptor):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JSON:
+        return with_bounds(handler.resolve_ref_schema(handler(core_schema)))
 
 
 def _input_of(name: str, source: type[GenerationRequest], **own: Any) -> type[IODescriptor]:

@@ -35,6 +35,7 @@ from ...telemetry.semconv import CHAT, TEXT_COMPLETION
 from ...text.tools import call_format
 from .answers import ChatAnswer, CompletionAnswer
 from .connection import read_json, while_connected
+from .description import describe_in_docs, openai_description
 from .errors import ClientLeft, GenerationFailed, error_response
 from .generation import Job, answer
 from .logprobs import TokenTexts
@@ -69,7 +70,7 @@ def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> S
     models = _Models(find)
     completions = _Completions(find, max_body_bytes)
     tokens = TokenRoutes(lambda: _ready(find), _check_model, max_body_bytes)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/models", models.list),
             Route("/models/{model:path}", models.retrieve),
@@ -84,6 +85,10 @@ def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> S
         ],
         exception_handlers={HTTPException: _http_exception},
     )
+    app.state.describe = openai_description
+    if engine is None:
+        describe_in_docs()
+    return app
 
 
 def _find_in_service() -> Any:

@@ -17,12 +17,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
 from ...request import RequestError, SamplingParams, request_error
 from ...text.tools import ToolSet
+from .shapes import JSON, MAX_PROMPTS, Messages, Prompt, ResponseFormat, ToolChoice, Tools, with_bounds
 
-MAX_PROMPTS = 1024
 MAX_BIASES = 4096
 MAX_WORDS = 1024
 
@@ -68,7 +68,7 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat = None
 
     priority: int | None = Field(None, description="Lower is served first; default 0.")
     timeout: float | None = Field(None, gt=0.0, description="Seconds, queueing included.")
@@ -82,6 +82,13 @@ class GenerationRequest(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JSON:
+        """What is accepted, with the bounds that are checked later and the values of refused fields that mean "off"."""
+        schema = with_bounds(handler.resolve_ref_schema(handler(core_schema)))
+        schema["properties"] |= {name: {"enum": [None, *off]} for name, off in cls.REFUSED.items()}
+        return schema
 
     @classmethod
     def parse(cls, body: Any) -> Any:
@@ -142,7 +149,7 @@ class CompletionRequest(GenerationRequest):
 
     REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,), "prompt_logprobs": ()}
 
-    prompt: Any
+    prompt: Prompt
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -195,7 +202,7 @@ class ChatRequest(GenerationRequest):
         "prompt_logprobs": (),
     }
 
-    messages: list[Any]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -203,8 +210,8 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
 
     # Without effect on the text.

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from ...request import RequestError, RequestOutput
 from .answers import Answer, finish_reason
 from .protocol import GenerationRequest
+from .shapes import Input, TextFormat
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -27,7 +28,7 @@ class TextOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    format: dict[str, Any] | None = None
+    format: TextFormat = None
     verbosity: str | None = None
 
 
@@ -53,7 +54,7 @@ class ResponsesRequest(GenerationRequest):
         "truncation": ("disabled",),
     }
 
-    input: Any
+    input: Input
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextOptions | None = None

@@ -52,7 +52,7 @@ class _TokenRequest(BaseModel):
             raise refusal(error) from None
 
 
-class _TokenizeRequest(_TokenRequest):
+class TokenizeRequest(_TokenRequest):
     CHAT_FIELDS: ClassVar[tuple[str, ...]] = (
         "messages",
         "tools",
@@ -67,7 +67,7 @@ class _TokenizeRequest(_TokenRequest):
     return_token_strs: bool = False
 
 
-class _DetokenizeRequest(_TokenRequest):
+class DetokenizeRequest(_TokenRequest):
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENS)]
 
 
@@ -107,7 +107,7 @@ class TokenRoutes:
         if isinstance(body, dict) and "messages" in body:
             ids, strings = await self._tokenize_chat(engine, dict(body))
         else:
-            call = _TokenizeRequest.parse(body)
+            call = TokenizeRequest.parse(body)
             encode, strings = engine.tokenizer, call.return_token_strs
             if len(call.prompt) > INLINE:
                 found = await asyncio.to_thread(encode, call.prompt, add_special_tokens=call.add_special_tokens)
@@ -128,7 +128,7 @@ class TokenRoutes:
             raise RequestError("'return_token_strs': must be a boolean", param="return_token_strs")
         if body.pop("add_special_tokens", None):
             raise RequestError("'add_special_tokens': a chat template writes them itself", param="add_special_tokens")
-        unknown = sorted(body.keys() - {"model", *_TokenizeRequest.CHAT_FIELDS})
+        unknown = sorted(body.keys() - {"model", *TokenizeRequest.CHAT_FIELDS})
         if unknown:
             raise RequestError(f"'{unknown[0]}': unknown field", param=unknown[0], code="unknown_parameter")
         call = ChatRequest.parse({**body, "model": body.get("model") or engine.model_name})
@@ -136,7 +136,7 @@ class TokenRoutes:
 
     @staticmethod
     async def _detokenize(engine: Any, body: Any) -> dict[str, Any]:
-        call = _DetokenizeRequest.parse(body)
+        call = DetokenizeRequest.parse(body)
         too_high = next((i for i in call.tokens if i >= engine.vocab_size), None)
         if too_high is not None:
             raise RequestError(f"'tokens': {too_high} is no id below {engine.vocab_size}", param="tokens")
