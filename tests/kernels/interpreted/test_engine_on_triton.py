@@ -117,6 +117,40 @@ def test_launching_a_step_waits_for_no_tensor(
     assert {"paged_attention_kernel", "write_kv_kernel", "sample_kernel", "adjust_logits_kernel"} <= launched
 
 
+class Checking(Replaying):
+    """Compares what each replay launches with what the capture launched."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def record(self, run: object) -> tuple[object, torch.Tensor]:
+        traces: list[list[object]] = []
+
+        def watched() -> torch.Tensor:
+            self.watch.seen = []
+            with self.watch.watching():
+                hidden = run()
+            traces.append(self.watch.seen)
+            assert traces[-1] == traces[0], "a replay launches something else than the capture did"
+            assert any(name == "paged_attention_kernel" for name, *_ in traces[0])
+            return hidden
+
+        return super().record(watched)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
+def test_every_replay_launches_the_same_at_the_same_addresses(
+    llama: Path, plain: list[object], narrow: list[object], monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str
+) -> None:
+    eager = plain if kv_cache_dtype == "auto" else narrow
+    recorder = Checking(Watch(monkeypatch))
+    monkeypatch.setattr(assembly, "prepare", functools.partial(assembly.prepare, recorder=lambda: recorder))
+    assert run(llama, cuda_graphs=True, overlap=True, kv_cache_dtype=kv_cache_dtype)[0] == eager
+    assert recorder.recorded == 4  # 1, 2, 4 and 5 sequences
+    assert recorder.replays >= 2
+
+
 def test_a_gpus_pool_is_what_a_played_card_has_left(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs included; the step that is measured samples as many rows as may sample."""
     block = 16 * 2 * 2 * 16 * 4  # tokens, K and V, heads, head dim, float32
