@@ -16,7 +16,9 @@ import json
 import os
 import queue
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -24,6 +26,7 @@ from statistics import median
 import numpy as np
 
 from cb_backend import Engine, EngineConfig, SamplingParams
+from cb_backend.core import Call
 from cb_backend.request import StepPlan, TokenDelta
 
 from .plot import chart
@@ -71,7 +74,12 @@ class DecodeSteps:
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
     deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    readers = [engine._open(list(prompt), params, deltas.put) for prompt in prompts]
+    all_sent = threading.Event()
+    engine.core.send(Call(all_sent.wait, Future()))  # the engine thread sees all of them at once
+    try:
+        readers = [engine._open(list(prompt), params, deltas.put) for prompt in prompts]
+    finally:
+        all_sent.set()
     left = len(readers)
     while left:
         delta = deltas.get()
@@ -89,7 +97,9 @@ def measure(engine: Engine, sequences: int, context: int, steps: int, observer: 
     prompts = [[*shared, 3 + i % (vocabulary - 3)] for i in range(sequences)]
     generate(engine, prompts[:1], 1)
     observer.sequences, observer.seconds = sequences, []
-    generate(engine, prompts, steps + -(-sequences // 16) + 2)  # the first ones still wait while the last ones come
+    budget = engine.config.max_num_batched_tokens
+    first_ones_wait = -(-sequences * (engine.config.block_size + 1) // budget)  # steps until the last ones are in
+    generate(engine, prompts, steps + first_ones_wait + 2)
     if len(observer.seconds) < steps:
         raise RuntimeError(
             f"{sequences} sequences of {context} tokens never ran together: give the engine more KV blocks"
