@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -51,6 +51,17 @@ def shipped(targets: Sequence[str]) -> Iterator[Variant]:
         yield from attention_variants(target)
         yield from kv_copy_variants(target)
         yield from sampling_variants(target)
+
+
+def one_of_each(variants: Iterable[Variant]) -> Iterator[Variant]:
+    """The first variant of each kernel on each target; of attention, of each phase, K/V type, sinks and soft cap."""
+    seen = set()
+    for variant in variants:
+        features = (variant.constants.get(name) for name in ("SINKS", "SOFTCAP"))
+        key = (variant.target, variant.kernel, variant.traits.get("phase"), variant.traits.get("kv_dtype"), *features)
+        if key not in seen:
+            seen.add(key)
+            yield variant
 
 
 def broken_gates(report: Report) -> list[str]:
@@ -105,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cb_kernels.aot", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="only this target (repeatable)")
+    parser.add_argument("--one-of-each", action="store_true", help="only one configuration per kernel and feature")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="compiling processes (default: one a core)"
     )
@@ -112,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 makes Triton interpret instead of compile: unset it")
     variants = list(shipped(options.target or list(TARGETS)))
+    if options.one_of_each:
+        variants = list(one_of_each(variants))
     width = max(len(variant.config) for variant in variants)
     reports: list[Report] = []
     failures: list[str] = []
