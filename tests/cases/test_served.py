@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.bento.servers import Server, serving
-from tests.telemetry.collector import SERVER_KIND, Collector, attributes, soon, tracing
+from tests.telemetry.collector import SERVER_KIND, Collector, attributes, tracing
 
 from .test_traced import parent_of
 
@@ -190,7 +190,8 @@ def test_case_172_173_what_is_refused_has_a_span_in_its_callers_trace(server: Se
         assert connection.getresponse().status == status
         connection.close()
     assert post(server, {**GREEDY, "prompt": "A", "max_tokens": 1}) == 200
-    soon(lambda: {0x71, 0x72, 0x73} <= {int(trace, 16) for trace in collector.by_trace()}, "the refusals' spans")
+    sent = {number for number, *_ in refused}
+    server.until(lambda: sent <= {int(trace, 16) for trace in collector.by_trace()}, "the refusals' spans", seconds=20)
     traces = {int(trace, 16): spans for trace, spans in collector.by_trace().items()}
     for number, _, status in refused:
         [span] = [span for span in traces[number] if span.kind == SERVER_KIND]
