@@ -22,10 +22,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The kernels are compiled by a second Triton too, the one of earlier CUDA builds of torch.
 TRITON_36 := $(VENV)/triton36/triton/__init__.py
+CLIENTS := $(VENV)/.clients
 NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve bento kernels-report test packaging-test image-test calibration docs lint type check clean
+.PHONY: help install model serve bento kernels-report test clients clients-test packaging-test image-test calibration docs lint type check clean
 
 help: ## List the targets and the variables.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,15 @@ kernels-report: $(STAMP) $(TRITON_36) ## Compile every Triton kernel for every G
 
 test: model $(TRITON_36) ## Run the tests.
 	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+
+$(CLIENTS): $(STAMP) pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --prefer-binary -c constraints.txt -e '.[clients]'
+	@touch $@
+
+clients: $(CLIENTS) ## Install other people's clients and suites, for the tests that point them at the server.
+
+clients-test: clients model ## Run LangChain's suite, lm-eval, openai and litellm against the server (minutes).
+	CB_REQUIRE_CLIENTS=1 $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 bento: model ## Build the Bento of the demo service into the BentoML store, with compiled kernels.
 	$(BIN)/bentoml build
