@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -131,6 +132,10 @@ class Loading:
 
         try:
             engine = self._make().start()
+            # Modules and model are a million objects that live as long as the process: a full collection that walks
+            # them stops event loop and engine for most of a second, and a burst of requests sets off several.
+            gc.collect()
+            gc.freeze()
         except (ModelError, ConfigError) as error:
             self.error = str(error)
             logger.error("the model could not be loaded: %s", error)

@@ -31,10 +31,10 @@ class Server:
         self.readiness.append(self.status("/readyz"))
         return self.readiness[-1] == 200
 
-    def status(self, path: str) -> int:
-        """HTTP status of a GET; 0 if nobody answers."""
+    def status(self, path: str, timeout: float = 5) -> int:
+        """HTTP status of a GET; 0 if nobody answers in time."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code

@@ -114,7 +114,7 @@ def test_case_164_an_interrupt_ends_the_process(tiny_llama: Path, tmp_path: Path
         began = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(20) == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # the slowest part is Python's own end, on a busy machine
         if busy:
             rest = b""
             while received := sender.recv(65536):
