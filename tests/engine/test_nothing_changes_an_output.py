@@ -127,3 +127,20 @@ def test_unseeded_requests_differ_and_the_engines_seed_repeats_them(tiny_llama):
     assert len({o.token_ids for o in first}) == 3
     assert [o.token_ids for o in first] == [o.token_ids for o in second]
     assert [o.token_ids for o in first] != [o.token_ids for o in other]
+
+
+def test_in_bfloat16_too_where_layers_run_as_one_native_call(tiny_llama, native_kernels):
+    """Exactly: the native product adds its terms in one order for any number of rows."""
+    if not native_kernels.native.has_product:
+        pytest.skip(f"{native_kernels.isa} has no bf16 products: oneDNN's sums depend on the number of rows")
+    config = EngineConfig(
+        model=str(tiny_llama), dtype="bfloat16", attention_backend="cpu", num_kv_blocks=400, block_size=8
+    )
+    with Engine(config) as engine:
+        assert len(engine.parts.loaded.model.base_model.layers) == 1  # all of them are one module now
+        wanted = [engine.generate([p], s)[0] for p, s in zip(PROMPTS, PARAMS, strict=True)]
+    for fields in ({}, {"max_num_batched_tokens": 24}, {"num_kv_blocks": 30}):
+        outputs, _ = run(tiny_llama, dtype="bfloat16", attention_backend="cpu", **fields)
+        for got, want in zip(outputs, wanted, strict=True):
+            assert got.token_ids == want.token_ids
+            assert [p.logprob for p in got.logprobs] == [p.logprob for p in want.logprobs]
