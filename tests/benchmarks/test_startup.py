@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_demo_model_starts_within_its_memory_and_time(demo_model_path, tmp_path):
-    """At most 600 MB over a bare import of torch and transformers, the weights and the KV pool; 6 s to ready.
+    """At most 600 MB over a bare import of torch and transformers, the weights and the KV pool.
 
-    Twice that in CPU seconds are allowed here, where other processes take the caches and half of the cores.
+    Importing those two takes most of the 6 s to ready, and of whatever they take on a slow machine; loading and fusing
+    the model must take less than they do.
     """
     workload = tmp_path / "w.json"
     requests = [{"prompt_token_ids": list(range(100 + i, 200 + i)), "max_tokens": 4} for i in range(8)]
@@ -31,4 +32,4 @@ def test_the_demo_model_starts_within_its_memory_and_time(demo_model_path, tmp_p
     assert figures["weights_mb"] == 257
     assert 63 <= figures["kv_pool_mb"] <= 64
     assert figures["over_mb"] <= 600
-    assert figures["ready_cpu_s"] < 12
+    assert figures["ready_s"] - figures["import_s"] < figures["import_s"]

@@ -71,7 +71,7 @@ class Probe:
     def __exit__(self, *exc: object) -> None:
         self._done.set()
         self._thread.join()
-        assert len(self.answers) > 2
+        assert self.answers
         assert set(self.answers) == {200}
 
 
@@ -206,6 +206,7 @@ def test_case_172_173_what_is_refused_has_a_span_in_its_callers_trace(server: Se
 
 
 async def test_case_175_a_client_that_leaves_mid_stream_leaves_no_error_in_the_log(server: Server) -> None:
+    earlier = server.log.stat().st_size
     async with httpx.AsyncClient() as client:
         for path in ("/v1/completions", "/stream"):
             body = {**GREEDY, "prompt": "A", "max_tokens": 900, "stream": True}
@@ -214,6 +215,7 @@ async def test_case_175_a_client_that_leaves_mid_stream_leaves_no_error_in_the_l
                 assert answer.status_code == 200
                 await anext(answer.aiter_bytes())
     server.until(lambda: server.post("/stats")["running"] == 0, "both ended", seconds=10)
-    log = server.log.read_text(encoding="utf-8")
+    log = server.log.read_bytes()[earlier:].decode()
+    assert "path=/v1/completions" in log
     assert "Failed to detach context" not in log
     assert "Traceback" not in log
