@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .config import AdmissionConfig, EngineConfig
-from .request import RequestError, RequestOutput, SamplingParams
+from .params import RequestError, SamplingParams
+from .request import RequestOutput
 
 if TYPE_CHECKING:
     from .bento.openai.app import openai_app
@@ -64,8 +65,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from .versions import check_versions
-
     if name == "Engine":
+        from .versions import check_versions
+
         check_versions()
     return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -23,7 +23,8 @@ from .kv.blocks import BlockPool, HostPool
 from .kv.storage import KVStorage
 from .limits import Limits, check_text
 from .model.loader import LoadedModel, ModelError, load_model
-from .request import Constraint, RequestError, SamplingParams
+from .params import RequestError, SamplingParams
+from .request import Constraint
 from .scheduling.admission import Admission
 from .scheduling.lengths import LengthCurves, validate_class
 from .scheduling.preemption import Preemption
@@ -227,7 +228,6 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         preemption,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
-        bytes_per_block=storage.bytes_per_block,
     )
 
     def start() -> None:

@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .request import FinishReason, Request, RequestError, StepPlan, StepResult, TokenDelta
+from .params import RequestError
+from .request import FinishReason, Request, StepPlan, StepResult, TokenDelta
 from .scheduling.draft import Outcome
 from .scheduling.scheduler import Scheduler
 

@@ -25,18 +25,9 @@ from .core import Add, End, EngineCore
 from .entrance import Entrance, Place
 from .inbox import Inbox, Mailboxes
 from .limits import check_text
+from .params import RequestError, SamplingParams
 from .reader import Reader
-from .request import (
-    Constraint,
-    FinishReason,
-    Request,
-    RequestError,
-    RequestOutput,
-    SamplingParams,
-    Sink,
-    Timings,
-    TokenDelta,
-)
+from .request import Constraint, FinishReason, Request, RequestOutput, Sink, Timings, TokenDelta
 from .seeds import seed_of_choice
 from .telemetry import Telemetry, offline, own_caller, phase
 

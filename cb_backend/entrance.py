@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from .request import RequestError
+from .params import RequestError
 
 
 class Entrance:

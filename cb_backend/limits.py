@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .request import RequestError, SamplingParams
+from .params import RequestError, SamplingParams
 
 
 def check_text(value: Any, name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..config import EngineConfig
-from ..request import RequestError, request_error
+from ..params import RequestError, request_error
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -110,6 +110,11 @@ class Loading:
     def is_idle(self) -> bool:
         """No request is open."""
         return self._engine is None or self._engine.is_idle
+
+    def count_refusal(self, error: RequestError) -> None:
+        """Counts a request that was refused before the engine saw it; without an engine there is nowhere to count."""
+        if self._engine is not None:
+            self._engine.count_refusal(error)
 
     def drain(self) -> None:
         """From now on every new request is refused; those begun go on."""

@@ -19,7 +19,8 @@ from typing import Any
 from _bentoml_sdk import IODescriptor
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, create_model
 
-from ..request import Logprob, RequestError, RequestOutput, Usage
+from ..params import RequestError
+from ..request import Logprob, RequestOutput, Usage
 from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .openai.shapes import JSON, with_bounds
 

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import bentoml
@@ -25,7 +25,8 @@ from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteExceptio
 
 from ..config import EngineConfig
 from ..limits import check_texts
-from ..request import RequestError, RequestOutput
+from ..params import RequestError
+from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import TEXT_COMPLETION
 from .devices import VisibleDevices
@@ -147,8 +148,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
                 async for output in outputs:
                     yield output
         except RequestError as error:
-            with suppress(RequestError):  # there is no engine (yet)
-                self.loading.ready_engine().count_refusal(error)
+            self.loading.count_refusal(error)
             if error.status == 400:
                 raise InvalidArgument(str(error)) from None
             raise BentoMLException(str(error)) from None

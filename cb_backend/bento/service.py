@@ -17,7 +17,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,8 @@ from bentoml.exceptions import BentoMLException
 
 from ..limits import check_texts
 from ..model.source import resolve_model
-from ..request import RequestError, RequestOutput
+from ..params import RequestError
+from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from . import native
@@ -211,8 +212,7 @@ class ContinuousBatching:
     def _refused(self, error: RequestError | GenerationFailed, ctx: Any) -> BentoMLException:
         """As BentoML reports it: the status, and below 500 the message."""
         if isinstance(error, RequestError):
-            with suppress(RequestError):  # there is no engine (yet)
-                self.ready_engine().count_refusal(error)
+            self._start().count_refusal(error)
         retry_after = getattr(error, "retry_after", None)
         if retry_after is not None and ctx is not None:
             ctx.response.headers["retry-after"] = str(max(1, math.ceil(retry_after)))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import bentoml
 
-from ..request import RequestError
+from ..params import RequestError
 from ..telemetry.recorder import Recorder
 from ..telemetry.timeline import PATH, timeline_app, timeline_enabled
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from cb_kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights, Norm, runs_decoder
 from torch import nn
 from torch.nn.functional import linear
 
@@ -23,7 +24,6 @@ from .batch import RaggedBatch
 
 if TYPE_CHECKING:
     from cb_kernels.cpu import Library
-    from cb_kernels.cpu.decoder import DecoderShape, LayerWeights
     from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
@@ -57,16 +57,12 @@ def fuse_model(model: PreTrainedModel, library: Library) -> int:
 
 
 def _runs_whole(layers: Sequence[Any], library: Library) -> bool:
-    from cb_kernels.cpu.decoder import runs_decoder
-
     return {_shape(layer) for layer in layers} == {_shape(layers[0])} and runs_decoder(
         library, _shape(layers[0]), layers[0].mlp.down_proj.weight.dtype
     )
 
 
 def _shape(layer: Any) -> DecoderShape:
-    from cb_kernels.cpu.decoder import DecoderShape
-
     attention = layer.self_attn
     return DecoderShape(
         hidden_size=attention.q_proj.weight.shape[1],
@@ -81,10 +77,7 @@ class _WholeDecoder(nn.Module):
     """Stands in for all layers of a model: the one element of its `layers`."""
 
     def __init__(self, layers: Sequence[Any], library: Library) -> None:
-        from cb_kernels.cpu.decoder import Decoder
-
         super().__init__()
-        self.library = library
         self.decoder = Decoder(library, _shape(layers[0]), _take_weights(layers), len(layers))
 
     def forward(
@@ -97,15 +90,13 @@ class _WholeDecoder(nn.Module):
     ) -> torch.Tensor:
         """hidden_states [1, T, hidden_size], which it overwrites with its result."""
         cos, sin = position_embeddings
-        batch = self.library.batch(cb_batch.block_tables, cb_batch.seq_lens, cb_batch.cu_seqlens)
+        batch = self.decoder.library.batch(cb_batch.block_tables, cb_batch.seq_lens, cb_batch.cu_seqlens)
         self.decoder(hidden_states[0], cos[0], sin[0], cb_batch.slots, batch, cb_batch.storage.layers)
         return hidden_states
 
 
 def _take_weights(layers: Sequence[Any]) -> Iterator[LayerWeights]:
     """One layer after the other, each dropped from its modules before the next one is read."""
-    from cb_kernels.cpu.decoder import LayerWeights
-
     for layer in layers:
         attention, mlp = layer.self_attn, layer.mlp
         qkv, qkv_bias = _take([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -113,7 +104,7 @@ def _take_weights(layers: Sequence[Any]) -> Iterator[LayerWeights]:
         yield LayerWeights(
             input_norm=_norm(layer.input_layernorm),
             middle_norm=_norm(layer.post_attention_layernorm),
-            head_norms=(_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None,
+            head_norms=_head_norms(attention),
             qkv=qkv,
             qkv_bias=qkv_bias,
             out=out,
@@ -122,7 +113,7 @@ def _take_weights(layers: Sequence[Any]) -> Iterator[LayerWeights]:
             up=_take([mlp.up_proj])[0],
             down=_take([mlp.down_proj])[0],
             scale=attention.scaling,
-            window=_WINDOWS[type(layer).__name__](attention) or 0,
+            window=_window(layer),
         )
 
 
@@ -148,14 +139,9 @@ class _FusedLayer:
         self.library = library
         self.input_norm = _norm(layer.input_layernorm)
         self.middle_norm = _norm(layer.post_attention_layernorm)
-        self.head_norms = tuple(
-            _norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)
-        )
-        self.num_heads = attention.q_proj.weight.shape[0] // attention.head_dim
-        self.num_kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
-        self.head_dim = attention.head_dim
-        window = _WINDOWS[type(layer).__name__](attention) or 0
-        self.call = AttentionCall(attention.layer_idx, attention.scaling, window)
+        self.head_norms = _head_norms(attention)
+        self.shape = _shape(layer)
+        self.call = AttentionCall(attention.layer_idx, attention.scaling, _window(layer))
         self.qkv = merged_linear([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = merged_linear([attention.o_proj])
         self.gate_up = merged_linear([mlp.gate_proj, mlp.up_proj])
@@ -174,11 +160,12 @@ class _FusedLayer:
         library = self.library
         hidden = hidden_states[0]
         qkv = self.qkv(library.rms_norm(hidden, *self.input_norm))
-        heads = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        q, k, v = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        if self.head_norms:
+        shape = self.shape
+        heads = qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+        if self.head_norms is not None:
             q, k = (
-                library.rms_norm(x.reshape(-1, self.head_dim), *norm).view(x.shape)
+                library.rms_norm(x.reshape(-1, shape.head_dim), *norm).view(x.shape)
                 for x, norm in zip((q, k), self.head_norms, strict=True)
             )
         cos, sin = position_embeddings
@@ -191,8 +178,17 @@ class _FusedLayer:
         return hidden_states
 
 
-def _norm(module: Any) -> tuple[torch.Tensor, float]:
+def _window(layer: nn.Module) -> int:
+    return _WINDOWS[type(layer).__name__](layer.self_attn) or 0
+
+
+def _norm(module: Any) -> Norm:
     return module.weight.detach(), module.variance_epsilon
+
+
+def _head_norms(attention: Any) -> tuple[Norm, Norm] | None:
+    """Qwen3 normalizes each query and key head."""
+    return (_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
 
 
 def merged_linear(modules: Sequence[nn.Linear]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..kv.storage import KVStorage
-from ..request import Assignment, Request, SamplingParams, Timings
+from ..params import SamplingParams
+from ..request import Assignment, Request, Timings
 
 _STRIDE = 7919  # a prime: neighbouring tokens differ, and all of a vocabulary comes up
 

@@ -45,8 +45,8 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
     """
     raw = [i for i, r in enumerate(requests) if r.params.logprobs is not None]
     untouched = logits[raw].clone() if raw else None
-    for i, request in enumerate(requests):
-        adjust(logits[i], request)
+    for row, request in zip(logits, requests, strict=True):
+        adjust(row, request)
     best, token_ids = logits.max(dim=-1)
     errors = {
         i: NO_FINITE_SCORE

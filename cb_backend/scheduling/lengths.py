@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..request import RequestError
+from ..params import RequestError
 
 logger = logging.getLogger("cb_backend")
 

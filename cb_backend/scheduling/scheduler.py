@@ -58,14 +58,12 @@ class Scheduler:
         *,
         max_num_batched_tokens: int,
         max_num_seqs: int,
-        bytes_per_block: int = 0,
     ) -> None:
         self.pool = pool
         self.host = host
         self.admission = admission
         self.preemption = preemption
         self.budget = max_num_batched_tokens
-        self.bytes_per_block = bytes_per_block  # for the accounts alone
         # Every running request may be a decode, and every decode gets its token in every step.
         self.max_running = min(max_num_seqs, max_num_batched_tokens)
         self.running: list[Request] = []  # in rank order
@@ -333,7 +331,7 @@ class Scheduler:
             request.status = Status.SWAPPED
             self.num_swapped += 1
             self.counters["swapped_blocks"] += len(used)
-            request.timings.swapped_bytes += len(used) * self.bytes_per_block
+            request.timings.swapped_blocks += len(used)
         else:
             self._forget_computed(request)
         self.pool.release(request.blocks)

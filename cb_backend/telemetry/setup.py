@@ -90,7 +90,12 @@ def _observe(parts: Parts, provider: Any, metrics: Metrics | None, *, log: bool)
     if log or metrics is not None:
         reporter = Reporter(parts.stats, metrics, decode)
         reporter.start()
-        summaries = Summaries(reporter.summary, tracing.span_context, with_tokens=logs_prompts() and decode is not None)
+        summaries = Summaries(
+            reporter.summary,
+            tracing.span_context,
+            bytes_per_block=parts.storage.bytes_per_block,
+            with_tokens=logs_prompts() and decode is not None,
+        )
         # Before tracing, which forgets a request's span when the request ends.
         observers = [summaries, tracing, recorder, reporter]
         if metrics is not None:

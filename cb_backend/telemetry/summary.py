@@ -66,6 +66,7 @@ class Summaries:
     Args:
         sink: gets each summary on the engine thread.
         span_context: ids of a request's span, asked for while the request is open.
+        bytes_per_block: size of a KV block.
         with_tokens: keep prompt and output ids.
     """
 
@@ -74,10 +75,12 @@ class Summaries:
         sink: Callable[[RequestSummary], None],
         span_context: Callable[[Request], trace.SpanContext],
         *,
+        bytes_per_block: int = 0,
         with_tokens: bool = False,
     ) -> None:
         self._sink = sink
         self._span_context = span_context
+        self._bytes_per_block = bytes_per_block
         self._with_tokens = with_tokens
         self._open: dict[str, _Open] = {}
 
@@ -122,7 +125,7 @@ class Summaries:
             Latency.of(requests, finished),
             sum(request.timings.preemptions for request in requests),
             sum(request.timings.recomputed_tokens for request in requests),
-            sum(request.timings.swapped_bytes for request in requests),
+            sum(request.timings.swapped_blocks for request in requests) * self._bytes_per_block,
             first.deadline is not None and finished >= first.deadline,
             tuple(first.token_ids[: first.prompt_len]) if self._with_tokens else (),
             tuple(tuple(r.token_ids[r.prompt_len :]) for r in requests) if self._with_tokens else (),

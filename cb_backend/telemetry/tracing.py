@@ -53,7 +53,7 @@ class _Life:
     phase: str | None
     since: float
     tokens: int
-    swapped_bytes: int = 0  # of its earlier preemptions
+    swapped_blocks: int = 0  # of its earlier preemptions
     attributes: dict[str, Any] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ class Tracing:
         tracer: Tracer,
         model: str,
         *,
-        bytes_per_block: int = 1,
+        bytes_per_block: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._tracer = tracer
@@ -103,13 +103,13 @@ class Tracing:
             return
         for request, mode in plan.preempted:
             if life := self._lives.get(request):
-                swapped = request.timings.swapped_bytes - life.swapped_bytes
-                life.swapped_bytes += swapped
+                swapped = request.timings.swapped_blocks - life.swapped_blocks
+                life.swapped_blocks += swapped
                 self._enter(life, PREEMPTED, started)
                 life.attributes = {
                     semconv.PREEMPTION_MODE: mode,
-                    semconv.BLOCKS: swapped // self._bytes_per_block,
-                    semconv.BYTES: swapped,
+                    semconv.BLOCKS: swapped,
+                    semconv.BYTES: swapped * self._bytes_per_block,
                     semconv.STEP: plan.step,
                 }
         for request in plan.admitted:
@@ -210,7 +210,7 @@ class Tracing:
             semconv.USAGE_CACHE_READ_INPUT_TOKENS: max(request.num_cached for request in requests),
             semconv.PREEMPTIONS: sum(request.timings.preemptions for request in requests),
             semconv.RECOMPUTED_TOKENS: sum(request.timings.recomputed_tokens for request in requests),
-            semconv.SWAPPED_BYTES: sum(request.timings.swapped_bytes for request in requests),
+            semconv.SWAPPED_BYTES: sum(request.timings.swapped_blocks for request in requests) * self._bytes_per_block,
             semconv.LATENCY_E2E: latency.e2e,
             semconv.LATENCY_TIME_IN_QUEUE: latency.queue,
         }

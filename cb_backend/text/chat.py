@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..limits import check_text, check_texts
-from ..request import RequestError
+from ..params import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

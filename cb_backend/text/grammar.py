@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..limits import check_texts
-from ..request import RequestError
+from ..params import RequestError
 from .one_of import branches_exclude_each_other
 
 MAX_GRAMMAR_BYTES = 256 * 1024

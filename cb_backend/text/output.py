@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..request import Delta, FinishReason, Logprob, RequestOutput, SamplingParams, TokenDelta, Usage
+from ..params import SamplingParams
+from ..request import Delta, FinishReason, Logprob, RequestOutput, TokenDelta, Usage
 from .detokenizer import IncrementalDetokenizer, special_ids
 from .stops import StopMatcher
 

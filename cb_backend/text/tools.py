@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..limits import check_texts
-from ..request import RequestError
+from ..params import RequestError
 from .grammar import style
 
 MAX_TOOLS = 128

@@ -17,11 +17,14 @@ import argparse
 import json
 import queue
 import resource
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from cb_backend import Engine, EngineConfig, SamplingParams
+from cb_backend.core import Call
 from cb_backend.request import TokenDelta
 
 from .meter import Meter, load_workload
@@ -49,21 +52,30 @@ class EndsAfter:
         return EndsAfter(self.left)
 
 
-def run(engine: Engine, requests: list[dict[str, Any]]) -> list[list[int]]:
-    """All requests at once; the generated ids in request order."""
+def run(engine: Engine, requests: list[dict[str, Any]], *, in_one_step: bool = False) -> list[list[int]]:
+    """All requests at once; the generated ids in request order.
+
+    `in_one_step`: the engine thread sees none of them before it sees all.
+    """
     deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
     readers = []
-    for i, request in enumerate(requests):
-        end = request.get("output_tokens")
-        readers.append(
-            engine._open(
-                list(request["prompt_token_ids"]),
-                SamplingParams(max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=True),
-                deltas.put,
-                request_id=str(i),
-                constraint=None if end is None else EndsAfter(end),
+    all_sent = threading.Event()
+    if in_one_step:
+        engine.core.send(Call(all_sent.wait, Future()))
+    try:
+        for i, request in enumerate(requests):
+            end = request.get("output_tokens")
+            readers.append(
+                engine._open(
+                    list(request["prompt_token_ids"]),
+                    SamplingParams(max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=True),
+                    deltas.put,
+                    request_id=str(i),
+                    constraint=None if end is None else EndsAfter(end),
+                )
             )
-        )
+    finally:
+        all_sent.set()
     outputs: list[list[int]] = [[] for _ in requests]
     left = len(requests)
     while left:

@@ -24,7 +24,8 @@ import numpy as np
 
 from cb_backend.config import AdmissionConfig
 from cb_backend.kv.blocks import BlockPool, HostPool
-from cb_backend.request import Request, SamplingParams, StepPlan, StepResult, Timings
+from cb_backend.params import SamplingParams
+from cb_backend.request import Request, StepPlan, StepResult, Timings
 from cb_backend.scheduling.admission import Admission
 from cb_backend.scheduling.lengths import LengthCurves
 from cb_backend.scheduling.preemption import CostModel, Preemption

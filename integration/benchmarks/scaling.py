@@ -14,21 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from cb_backend import Engine, EngineConfig, SamplingParams
-from cb_backend.core import Call
-from cb_backend.request import StepPlan, TokenDelta
+from cb_backend import Engine, EngineConfig
+from cb_backend.request import StepPlan
 
+from .offline import run
 from .plot import chart
 
 CONTEXTS = (128, 512, 2048, 8064)
@@ -72,22 +69,7 @@ class DecodeSteps:
 
 
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-    deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    all_sent = threading.Event()
-    engine.core.send(Call(all_sent.wait, Future()))  # the engine thread sees all of them at once
-    try:
-        readers = [engine._open(list(prompt), params, deltas.put) for prompt in prompts]
-    finally:
-        all_sent.set()
-    left = len(readers)
-    while left:
-        delta = deltas.get()
-        if delta.error:
-            raise RuntimeError(delta.error)
-        left -= delta.finish_reason is not None
-    for reader in readers:
-        reader.release()
+    run(engine, [{"prompt_token_ids": prompt, "max_tokens": max_tokens} for prompt in prompts], in_one_step=True)
 
 
 def measure(engine: Engine, sequences: int, context: int, steps: int, observer: DecodeSteps) -> Point:

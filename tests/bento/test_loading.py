@@ -12,7 +12,7 @@ import pytest
 
 from cb_backend.bento.loading import ConfigError, Loading, configured
 from cb_backend.model.source import ModelError
-from cb_backend.request import RequestError
+from cb_backend.params import RequestError
 
 
 class SlowEngine:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cb_backend.bento import native
-from cb_backend.request import Delta, RequestError, RequestOutput, Usage
+from cb_backend.params import RequestError
+from cb_backend.request import Delta, RequestOutput, Usage
 
 
 def output(text: str, finish_reason: str | None = None) -> RequestOutput:

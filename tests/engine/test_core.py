@@ -9,7 +9,8 @@ import time
 import pytest
 
 from cb_backend.core import Add, End, EngineCore
-from cb_backend.request import FinishReason, SamplingParams, StepResult
+from cb_backend.params import SamplingParams
+from cb_backend.request import FinishReason, StepResult
 from cb_backend.scheduling.preemption import CostModel
 from tests.scheduling.scripted import EOS, make_request, make_scheduler, token_of
 

@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from cb_backend.model.sampler import adjust, draw, keep_top_k, keep_top_p, sample
-from cb_backend.request import Request, SamplingParams, Timings
+from cb_backend.params import SamplingParams
+from cb_backend.request import Request, Timings
 
 VOCAB = 200
 

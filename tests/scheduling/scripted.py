@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cb_backend.kv.blocks import BlockPool, HostPool
-from cb_backend.request import Request, SamplingParams, StepPlan, StepResult, Timings, TokenDelta
+from cb_backend.params import SamplingParams
+from cb_backend.request import Request, StepPlan, StepResult, Timings, TokenDelta
 from cb_backend.scheduling.preemption import CostModel, Preemption
 from cb_backend.scheduling.scheduler import Scheduler
 
@@ -36,7 +37,6 @@ def make_scheduler(
     cost: CostModel | None = None,
     prefix_caching: bool = True,
     admission=None,
-    bytes_per_block: int = 0,
 ) -> Scheduler:
     pool, host = BlockPool(num_blocks, block_size, prefix_caching), HostPool(host_blocks)
     return Scheduler(
@@ -46,7 +46,6 @@ def make_scheduler(
         Preemption(pool, host, mode, cost or CostModel(1e-4, 1e-4)),
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
-        bytes_per_block=bytes_per_block,
     )
 
 

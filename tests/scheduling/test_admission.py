@@ -10,7 +10,8 @@ import pytest
 
 from cb_backend.config import AdmissionConfig
 from cb_backend.kv.blocks import BlockPool
-from cb_backend.request import FinishReason, SamplingParams
+from cb_backend.params import SamplingParams
+from cb_backend.request import FinishReason
 from cb_backend.scheduling.admission import Admission
 from cb_backend.scheduling.forecast import Moments, Sequences, choose_horizons, forecast
 from cb_backend.scheduling.lengths import NEVER_ENDS, LengthCurves

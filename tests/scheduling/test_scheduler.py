@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from cb_backend.request import FinishReason, SamplingParams, Status, StepResult
+from cb_backend.params import SamplingParams
+from cb_backend.request import FinishReason, Status, StepResult
 from cb_backend.scheduling.preemption import CostModel
 
 from .scripted import EOS, make_request, make_scheduler, step, table

@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cb_backend.request import FinishReason, Request, SamplingParams, Status
+from cb_backend.params import SamplingParams
+from cb_backend.request import FinishReason, Request, Status
 from cb_backend.scheduling.preemption import CostModel
 
 from .scripted import EOS, answer, make_request, make_scheduler, token_of

@@ -38,7 +38,7 @@ class ScriptedEngine:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        self.scheduler = make_scheduler(bytes_per_block=BYTES_PER_BLOCK, **self.options)
+        self.scheduler = make_scheduler(**self.options)
         self.core = EngineCore(self.scheduler, self, overlap=self.overlap)
         self.deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
         self.model_name = "tiny"

@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cb_backend.request import FinishReason, SamplingParams
+from cb_backend.params import SamplingParams
+from cb_backend.request import FinishReason
 from cb_backend.telemetry import phase, request_context
 from cb_backend.telemetry.tracing import Tracing
 from tests.telemetry.scripted_engine import BYTES_PER_BLOCK, ScriptedEngine

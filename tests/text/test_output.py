@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cb_backend.request import FinishReason, Logprob, SamplingParams, TokenDelta
+from cb_backend.params import SamplingParams
+from cb_backend.request import FinishReason, Logprob, TokenDelta
 from cb_backend.text.output import OutputBuilder
 
 from .tokenizers_made_here import tokenizer_of

@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from ...request import Logprob, RequestOutput, SamplingParams
+from ...params import SamplingParams
+from ...request import Logprob, RequestOutput
 from ...text.detokenizer import decoder_of, text_before
 from .logprobs import CompletionLogprobs, TokenTexts, chat_logprobs
 

@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
-from ...request import RequestError, SamplingParams
+from ...params import RequestError, SamplingParams
 from ...telemetry import phase, request_context
 from ...telemetry.semconv import CHAT, TEXT_COMPLETION
 from ...text.tools import call_format

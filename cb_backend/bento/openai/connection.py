@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ...request import RequestError
+from ...params import RequestError
 from .errors import ClientLeft
 
 T = TypeVar("T")

@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from ...request import RequestError, RequestOutput
+from ...params import RequestError
+from ...request import RequestOutput
 
 _TYPES = {
     400: "invalid_request_error",

@@ -11,7 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ...request import RequestError, RequestOutput, SamplingParams
+from ...params import RequestError, SamplingParams
+from ...request import RequestOutput
 from .answers import Answer
 from .errors import check_outcome
 from .stream import Reply

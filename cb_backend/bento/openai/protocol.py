@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
-from ...request import RequestError, SamplingParams, request_error
+from ...params import RequestError, SamplingParams, request_error
 from ...text.tools import ToolSet
 from .shapes import JSON, MAX_PROMPTS, Messages, Prompt, ResponseFormat, ToolChoice, Tools, with_bounds
 

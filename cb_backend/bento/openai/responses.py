@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from ...request import RequestError, RequestOutput
+from ...params import RequestError
+from ...request import RequestOutput
 from .answers import Answer, finish_reason
 from .protocol import GenerationRequest
 from .shapes import Input, TextFormat

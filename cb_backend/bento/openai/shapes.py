@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from ...request import SamplingParams
+from ...params import SamplingParams
 from ...text.chat import ROLES
 from ...text.tools import MAX_TOOLS
 

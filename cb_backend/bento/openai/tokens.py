@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...request import RequestError
+from ...params import RequestError
 from ...text.detokenizer import decoder_of
 from .connection import read_json
 from .errors import ClientLeft, error_response

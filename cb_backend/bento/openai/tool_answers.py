@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from ...request import RequestOutput, SamplingParams
+from ...params import SamplingParams
+from ...request import RequestOutput
 from ...text.tool_parser import CallArguments, CallStart, Piece, Text, ToolParser
 from ...text.tools import MISTRAL, CallFormat, ToolSet
 from .answers import ChatAnswer

@@ -19,6 +19,8 @@ from cb_kernels.cpu.memory import zeros
 
 _PANEL = 32  # rows and columns that the product works on at once
 
+Norm = tuple[torch.Tensor, float]  # weight, epsilon
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
@@ -53,13 +55,13 @@ class DecoderShape:
 class LayerWeights:
     """One layer; all bf16 and as torch's modules hold them: [out features, in features].
 
-    `qkv` is q, k and v stacked. `head_norms` are the norms of each query and key head, or None. A norm is its weight
-    and epsilon. `window`: keys a row sees, itself included; 0: all.
+    `qkv` is q, k and v stacked. `head_norms` are the norms of each query and key head, or None. `window`: keys a row
+    sees, itself included; 0: all.
     """
 
-    input_norm: tuple[torch.Tensor, float]
-    middle_norm: tuple[torch.Tensor, float]
-    head_norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None
+    input_norm: Norm
+    middle_norm: Norm
+    head_norms: tuple[Norm, Norm] | None
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     out: torch.Tensor

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from cb_backend.request import Delta, RequestOutput, SamplingParams, Usage
+from cb_backend.params import SamplingParams
+from cb_backend.request import Delta, RequestOutput, Usage
 
 
 def outputs(*texts: str, reason: str = "stop", index: int = 0, error: str | None = None) -> list[RequestOutput]:

@@ -9,7 +9,8 @@ import torch
 
 from cb_backend.model.device_sampler import DeviceSampler
 from cb_backend.model.sampler import NO_FINITE_SCORE, sample
-from cb_backend.request import Request, SamplingParams, Timings
+from cb_backend.params import SamplingParams
+from cb_backend.request import Request, Timings
 
 VOCAB = 96
 CPU = torch.device("cpu")

@@ -1,0 +1,133 @@
+"""What a client asks of one request's tokens (`SamplingParams`), and how it is told what is wrong (`RequestError`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_CHOICES = 128
+
+
+class RequestError(ValueError):
+    """A request that cannot be served: what the client gets as a 4xx.
+
+    Attributes:
+        param: the field at fault, as the client named it, or None.
+        status: HTTP status: 400, 404, 413, 429 or 503.
+        code: short machine-readable word, e.g. `context_length_exceeded`.
+        retry_after: seconds after which the same request may succeed (429 and 503).
+        counted: it is in the metric of refusals already.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str = "invalid_value",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+        self.counted = False
+
+    def about(self, message: str, param: str | None) -> RequestError:
+        """The same refusal in the words of another interface."""
+        other = RequestError(message, param=param, status=self.status, code=self.code, retry_after=self.retry_after)
+        other.counted = self.counted
+        return other
+
+
+def _one_or_many(value: Any) -> Any:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not a boolean")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_no_bool), Field(strict=True)]
+Float = Annotated[float, BeforeValidator(_no_bool)]
+NonEmpty = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of one request are chosen. Names are those of the OpenAI API and vLLM.
+
+    Order of the filters on one row of logits, all in float32: logit_bias, bad_words and min_tokens masks; repetition,
+    presence and frequency penalties; temperature; top_k; top_p; min_p; then Gumbel-max with stateless noise
+    (`hash(seed, position, token id)`), so that neither neighbours nor preemption change the outcome.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_tokens: Int | None = Field(None, ge=0, description="None: to the end of the context.")
+    min_tokens: Int = Field(0, ge=0, description="No end id before this many tokens.")
+    temperature: Float = Field(1.0, ge=0.0, le=100.0, description="0 is greedy.")
+    top_p: Float = Field(1.0, gt=0.0, le=1.0)
+    top_k: Int = Field(0, ge=-1, description="0 or -1: off.")
+    min_p: Float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: Float = Field(1.0, gt=0.0, le=100.0)
+    presence_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[int, Annotated[Float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict)
+    bad_words: Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_many)] = ()
+    seed: Int | None = Field(None, ge=-(2**63), lt=2**63, description="Choice i has the seed `seed + i`.")
+    n: Int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: Annotated[tuple[NonEmpty, ...], BeforeValidator(_one_or_many)] = Field((), max_length=MAX_STOPS)
+    stop_token_ids: tuple[Int, ...] = Field((), max_length=1024)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Top alternatives per output token.")
+    prompt_logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="The same for the prompt.")
+    response_format: Mapping[str, Any] | None = Field(
+        None, description="`json_object`, `json_schema`, `regex` or `choice`."
+    )
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> SamplingParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}")
+        return self
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Builds parameters from a client's fields.
+
+        Raises:
+            RequestError: names the first field at fault, its allowed range and the value it had.
+        """
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise request_error(error) from None
+
+    @property
+    def greedy(self) -> bool:
+        # Below this, exp((a - b) / T) is 0 for any two distinct float32 logits, and dividing by it would overflow.
+        return self.temperature < 1e-5
+
+
+def request_error(error: ValidationError) -> RequestError:
+    """One sentence for the client out of pydantic's report."""
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-")) or None
+    reason = first["msg"].removeprefix("Value error, ")
+    got = repr(first.get("input"))
+    shown = got if len(got) <= 80 else got[:77] + "..."
+    where = f"'{param}': " if param else ""
+    return RequestError(f"{where}{reason[0].lower() + reason[1:]} (got {shown})", param=param)
