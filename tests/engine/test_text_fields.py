@@ -100,3 +100,14 @@ def test_whole_characters_and_depth_are_nothing_to_refuse() -> None:
     for _ in range(5000):
         deep = {"a": [deep, 1, None]}
     check_texts({"messages": deep})
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_requests_own_template_is_for_the_operator_to_allow(tiny_llama, allowed):
+    with Engine(model=str(tiny_llama), dtype="float32", num_kv_blocks=60, allow_request_template=allowed) as engine:
+        chat = [{"role": "user", "content": "hi"}]
+        if allowed:
+            assert engine.chat.render_text(chat, template="own") == "own"
+        else:
+            with pytest.raises(RequestError, match="chat_template"):
+                engine.chat.render_text(chat, template="own")
