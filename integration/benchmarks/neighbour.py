@@ -29,8 +29,8 @@ def stay_busy(seconds: float) -> None:
 
 
 @contextmanager
-def neighbour(core: int, seconds: float) -> Iterator[None]:
-    """Keeps `core` busy while the block runs, at most `seconds`.
+def neighbour(core: int, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Keeps `core` busy while the block runs, at most `seconds`; yields the process that does.
 
     Raises:
         RuntimeError: it ended before the block did, so the block had no neighbour all the time.
@@ -38,7 +38,7 @@ def neighbour(core: int, seconds: float) -> Iterator[None]:
     command = [sys.executable, "-m", "integration.benchmarks.neighbour", "--core", str(core), "--seconds", str(seconds)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        yield
+        yield process
         if process.poll() is not None:
             raise RuntimeError(f"the neighbour on core {core} ended before the run did, with {process.returncode}")
     finally:
