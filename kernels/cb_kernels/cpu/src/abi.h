@@ -122,8 +122,7 @@ struct Decoder {
 // One instruction set's kernels.
 struct Kernels {
   const char* name;
-  void (*attend)(const Attention*, const Item*);
-  void (*expect)(const Attention*, const Item*);  // asks memory for the first keys and values of an item to come
+  void (*attend)(const Attention*, const Item*, const Item* next);  // next: what this thread probably takes then, or null
   void (*combine)(const Attention*, const Item*, const float* partials, int num_splits);
   void (*kv_write)(const KvWrite*, int token_begin, int token_end);
   void (*rms_norm)(const RmsNorm*, int row_begin, int row_end);

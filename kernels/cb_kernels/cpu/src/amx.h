@@ -182,7 +182,7 @@ inline void write_rows(const Attention& a, const Item& item, int padded, const f
 
 // One item; NQ tiles of 16 query rows. Accumulators are [rows][padded head_dim], columns as pack_values leaves them.
 template <int NQ>
-void tile_rows(const Attention& a, const Item& item) {
+void tile_rows(const Attention& a, const Item& item, const Item* next) {
   constexpr int kRows = NQ * kColumns;
   alignas(64) uint32_t q[NQ * kMaxHeadDim / 2 * kColumns], values[2][kMaxHeadDim / 16 * kPairs * kColumns];
   alignas(64) float o[kRows * kMaxHeadDim], total[kRows * kMaxHeadDim];
@@ -207,7 +207,8 @@ void tile_rows(const Attention& a, const Item& item) {
       const int begin = most(0, keys.begin - base), end = least(kKeyBlock, keys.end - base);
       const KeyRows<bf16> k = locate<bf16>(a, item, a.k, block, begin, end, k_scratch, padded, padded != dim);
       const KeyRows<bf16> v = locate<bf16>(a, item, a.v, block, begin, end, v_scratch, dim, false);
-      prefetch<bf16>(a, item, a.v, block, begin, end);
+      Lookahead<bf16> ahead(a, item, block, keys, next);
+      const int share = ahead.share(kGroups * (pairs / kPairs) + 2);
       for (int g = 0; g < kGroups; g++) {
         float* s = tile.s[g * kGroup];
         if (g * kGroup >= end) break;
@@ -225,13 +226,12 @@ void tile_rows(const Attention& a, const Item& item) {
             _tile_loadd(4, q + (pairs + u) * kColumns, 64);
             _tile_dpbf16ps(1, 2, 4);
           }
+          ahead.ask(share);
         }
         _tile_stored(0, s, kRows * sizeof(float));
         if (NQ > 1) _tile_stored(1, s + kColumns, kRows * sizeof(float));
       }
       // A row past `end` of the last group may be NaN in the cache: masked, as is what no row sees.
-      if (base + kKeyBlock < keys.end)
-        prefetch<bf16>(a, item, a.k, block + 1, 0, least(kKeyBlock, keys.end - base - kKeyBlock));
       const int used = (end + kGroup - 1) / kGroup * kGroup;
       const bool same = tile.step(logits, block, used, base + used > first.end || base < last.begin);
       if (!same)
@@ -241,6 +241,7 @@ void tile_rows(const Attention& a, const Item& item) {
         }
       const int halves = used > kHalf ? 2 : 1;
       for (int half = 0; half < halves; half++) {
+        ahead.ask(share);
         pack_values(v, half * kHalf, begin, end, dim, padded, values[half]);
         for (int n = 0; n < NQ; n++)
           split_probabilities(tile.s[half * kHalf] + n * kColumns, kRows, high[half][n], low[half][n]);

@@ -82,7 +82,7 @@ inline void configure_decode_tiles() {
 }
 
 template <int L>
-void decode_rows(const Attention& a, const Item& item) {
+void decode_rows(const Attention& a, const Item& item, const Item* next) {
   alignas(64) uint32_t q[kMaxHeadDim / 2 * L], values[2][kMaxHeadDim / 16 * kPairs * kColumns];
   alignas(64) float o[L * kMaxHeadDim], total[L * kMaxHeadDim];
   alignas(64) bf16 k_scratch[kKeyBlock * kMaxHeadDim], v_scratch[kKeyBlock * kMaxHeadDim];
@@ -105,7 +105,8 @@ void decode_rows(const Attention& a, const Item& item) {
       const int begin = most(0, keys.begin - base), end = least(kKeyBlock, keys.end - base);
       const KeyRows<bf16> k = locate<bf16>(a, item, a.k, block, begin, end, k_scratch, padded, padded != dim);
       const KeyRows<bf16> v = locate<bf16>(a, item, a.v, block, begin, end, v_scratch, dim, false);
-      prefetch<bf16>(a, item, a.v, block, begin, end);
+      Lookahead<bf16> ahead(a, item, block, keys, next);
+      const int share = ahead.share(kKeyBlock / kGroup * (pairs / kPairs) + 4 + padded / 32 * 2);
       for (int g = 0; g * kGroup < end; g++) {
         if ((g + 1) * kGroup <= begin) continue;  // `step` fills what no row sees
         _tile_zero(0);
@@ -113,11 +114,10 @@ void decode_rows(const Attention& a, const Item& item) {
           _tile_loadd(2, k.base[g] + 2 * u, k.stride * sizeof(bf16));
           _tile_loadd(1, q + u * L, 4 * L);
           _tile_dpbf16ps(0, 2, 1);
+          ahead.ask(share);
         }
         _tile_stored(0, state.s + g * kGroup * L, 4 * L);
       }
-      if (base + kKeyBlock < keys.end)
-        prefetch<bf16>(a, item, a.k, block + 1, 0, least(kKeyBlock, keys.end - base - kKeyBlock));
       const int used = (end + kGroup - 1) / kGroup * kGroup;
       if (!state.step(logits, begin, end, used))
         for (int r = 0; r < L; r++)
@@ -125,8 +125,10 @@ void decode_rows(const Attention& a, const Item& item) {
             store(o + r * padded + d, mul(load(o + r * padded + d), set1(state.keep[r])));
       const int halves = used > kHalf ? 2 : 1;
       for (int half = 0; half < halves; half++) {
+        ahead.ask(share);
         pack_values(v, half * kHalf, begin, end, dim, padded, values[half]);
         Vec first[L], second[L];
+        ahead.ask(share);
         state.rows_of(2 * half, first);
         state.rows_of(2 * half + 1, second);
         for (int r = 0; r < L; r++) split_row(first[r], second[r], high[half] + r * kHalf, low[half] + r * kHalf);
@@ -144,6 +146,7 @@ void decode_rows(const Attention& a, const Item& item) {
           _tile_dpbf16ps(7, 3, 5);
           _tile_dpbf16ps(6, 4, 2);
           _tile_dpbf16ps(7, 4, 5);
+          ahead.ask(share);
         }
         _tile_stored(6, o + d, padded * sizeof(float));
         _tile_stored(7, o + d + 16, padded * sizeof(float));
@@ -170,13 +173,13 @@ void decode_rows(const Attention& a, const Item& item) {
   if (item.partial == nullptr) write_rows(a, item, padded, total, total_m, total_l);
 }
 
-inline void attend_tiles(const Attention& a, const Item& item) {
+inline void attend_tiles(const Attention& a, const Item& item, const Item* next) {
   const int group = group_size(a);
   const bool one_token = item.row / group == (item.row + item.rows - 1) / group;
-  if (one_token && item.rows <= 4) decode_rows<4>(a, item);
-  else if (one_token && item.rows <= 8) decode_rows<8>(a, item);
-  else if (item.rows <= kColumns) tile_rows<1>(a, item);
-  else tile_rows<2>(a, item);
+  if (one_token && item.rows <= 4) decode_rows<4>(a, item, next);
+  else if (one_token && item.rows <= 8) decode_rows<8>(a, item, next);
+  else if (item.rows <= kColumns) tile_rows<1>(a, item, next);
+  else tile_rows<2>(a, item, next);
 }
 
 }  // namespace

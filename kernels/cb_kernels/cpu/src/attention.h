@@ -6,11 +6,6 @@ namespace {
 
 constexpr int kFewRows = 8;
 
-// Keys of one split that some row of the item sees.
-inline Visible split_keys(const Visible& all, int split) {
-  return {most(all.begin, split * kSplit), least(all.end, (split + 1) * kSplit)};
-}
-
 template <class Dot, int R, typename T>
 void few_rows_step(const Logits& logits, const typename Dot::Unit* q, int pitch, const KeyRows<T>& k,
                    const KeyRows<T>& v, int begin, int end, int head_dim, float* m, float* l, float* o) {
@@ -55,7 +50,7 @@ void few_rows_step(const Logits& logits, const typename Dot::Unit* q, int pitch,
 }
 
 template <class Dot, typename T>
-void few_rows(const Attention& a, const Item& item) {
+void few_rows(const Attention& a, const Item& item, const Item* next) {
   constexpr int kPitch = kMaxHeadDim;
   alignas(64) typename Dot::Unit q[kFewRows][kPitch];
   alignas(64) float o[kFewRows][kMaxHeadDim], total[kFewRows][kMaxHeadDim];
@@ -81,10 +76,10 @@ void few_rows(const Attention& a, const Item& item) {
       const int begin = most(0, keys.begin - block * kKeyBlock), end = least(kKeyBlock, keys.end - block * kKeyBlock);
       const KeyRows<T> k = locate<T>(a, item, a.k, block, begin, end, k_scratch, dim, false);
       const KeyRows<T> v = locate<T>(a, item, a.v, block, begin, end, v_scratch, dim, false);
-      prefetch<T>(a, item, a.v, block, begin, end);
-      if ((block + 1) * kKeyBlock < keys.end)
-        prefetch<T>(a, item, a.k, block + 1, 0, least(kKeyBlock, keys.end - (block + 1) * kKeyBlock));
+      Lookahead<T> ahead(a, item, block, keys, next);
+      const int share = ahead.share((rows + 3) / 4);
       for (int r = 0; r < rows; r += 4) {
+        ahead.ask(share);
 #define CB_ROWS(R) few_rows_step<Dot, R, T>(logits, q[r], kPitch, k, v, begin, end, dim, m + r, l + r, o[r])
         switch (rows - r) {
           case 1: CB_ROWS(1); break;
@@ -296,10 +291,10 @@ void many_rows(const Attention& a, const Item& item) {
 }
 
 template <class Dot, typename T>
-void attend_as(const Attention& a, const Item& item) {
+void attend_as(const Attention& a, const Item& item, const Item* next) {
   const int group = group_size(a);
   const bool one_token = item.row / group == (item.row + item.rows - 1) / group;
-  if (one_token && item.rows <= kFewRows) few_rows<Dot, T>(a, item);
+  if (one_token && item.rows <= kFewRows) few_rows<Dot, T>(a, item, next);
   else if (item.rows <= W) many_rows<Dot, 1, T>(a, item);
   else if constexpr (2 * W >= kTileRows) many_rows<Dot, 2, T>(a, item);
   else many_rows<Dot, 4, T>(a, item);

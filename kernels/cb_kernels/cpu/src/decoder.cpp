@@ -187,8 +187,7 @@ class Worker {
     a.out_token = d_.attended_row;
     a.q_head = a.out_head = d_.head_dim;
     each(int(plan.items.size()), [&](int item, int next) {
-      if (next >= 0) kernels->expect(&a, &plan.items[next]);
-      kernels->attend(&a, &plan.items[item]);
+      kernels->attend(&a, &plan.items[item], next < 0 ? nullptr : &plan.items[next]);
     });
     if (plan.splits.empty()) return;
     each(int(plan.splits.size()), [&](int i, int) {

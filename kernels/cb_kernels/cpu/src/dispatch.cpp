@@ -151,7 +151,7 @@ CB_API void cb_attend(const Plan* plan, Attention* a, const void* q, const void*
   const int count = int(plan->items.size());
   const int team = plan->cost < 32768 ? 1 : threads;  // below that, waking the threads costs more
   parallel(count, count > 64 * threads ? 2 : 1, team, [&](int begin, int end) {
-    for (int i = begin; i < end; i++) kernels->attend(a, &plan->items[i]);
+    for (int i = begin; i < end; i++) kernels->attend(a, &plan->items[i], i + 1 < end ? &plan->items[i + 1] : nullptr);
   });
   for (const Split& tile : plan->splits)
     kernels->combine(a, &tile.item, tile.partials, tile.item.split_end - tile.item.split_begin);

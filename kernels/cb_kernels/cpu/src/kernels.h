@@ -14,26 +14,13 @@ using Bf16Dot = Pairs;
 using Bf16Dot = Elements<bf16>;
 #endif
 
-void attend(const Attention* a, const Item* item) {
-  if (a->dtype == kF32) return attend_as<Elements<float>, float>(*a, *item);
+void attend(const Attention* a, const Item* item, const Item* next) {
+  if (a->dtype == kF32) return attend_as<Elements<float>, float>(*a, *item, next);
 #if defined(__AMX_BF16__)
-  attend_tiles(*a, *item);
+  attend_tiles(*a, *item, next);
 #else
-  attend_as<Bf16Dot, bf16>(*a, *item);
+  attend_as<Bf16Dot, bf16>(*a, *item, next);
 #endif
-}
-template <typename T>
-void expect_as(const Attention& a, const Item& item) {
-  const Visible first = visible(a, item, 0), last = visible(a, item, item.rows - 1);
-  const Visible keys = split_keys({first.begin, last.end}, item.split_begin);
-  const int block = keys.begin / kKeyBlock, base = block * kKeyBlock;
-  const int begin = keys.begin - base, end = least(kKeyBlock, keys.end - base);
-  prefetch<T>(a, item, a.k, block, begin, end);
-  prefetch<T>(a, item, a.v, block, begin, end);
-}
-void expect(const Attention* a, const Item* item) {
-  if (a->dtype == kF32) expect_as<float>(*a, *item);
-  else expect_as<bf16>(*a, *item);
 }
 void combine_any(const Attention* a, const Item* item, const float* partials, int num_splits) {
   if (a->dtype == kF32) combine<float>(*a, *item, partials, num_splits);
@@ -54,4 +41,4 @@ void silu_mul(const SiluMul* n, int begin, int end) {
 
 }  // namespace
 
-extern const Kernels CB_TABLE = {CB_NAME, attend, expect, combine_any, kv_write, rms_norm, silu_mul, CB_LINEAR, CB_PRODUCT};
+extern const Kernels CB_TABLE = {CB_NAME, attend, combine_any, kv_write, rms_norm, silu_mul, CB_LINEAR, CB_PRODUCT};

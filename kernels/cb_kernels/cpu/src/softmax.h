@@ -24,6 +24,11 @@ inline Visible visible(const Attention& a, const Item& item, int row) {
   return {a.window > 0 && end > a.window ? end - a.window : 0, end};
 }
 
+// Keys of one split that some row of the item sees.
+inline Visible split_keys(const Visible& all, int split) {
+  return {most(all.begin, split * kSplit), least(all.end, (split + 1) * kSplit)};
+}
+
 template <typename T>
 inline const T* query(const Attention& a, const Item& item, int row) {
   const int flat = item.row + row, group = group_size(a);
@@ -80,20 +85,58 @@ inline KeyRows<T> locate(const Attention& a, const Item& item, const void* cache
   return rows;
 }
 
-// Asks for keys [begin, end) of a block ahead of their use: blocks lie anywhere, which the hardware cannot foresee.
+// The cache lines of K and V of one key block, asked for ahead of their use: blocks lie anywhere, which the hardware cannot
+// foresee. All at once they would keep the core waiting, as only some can be under way; a few at a time they arrive while
+// it computes.
 template <typename T>
-inline void prefetch(const Attention& a, const Item& item, const void* cache, int block, int begin, int end) {
-  const int32_t* table = a.block_tables + int64_t(item.seq) * a.max_blocks;
-  const char* head = static_cast<const char*>(cache) + int64_t(item.kv_head) * a.kv_head * int64_t(sizeof(T));
-  for (int key = block * kKeyBlock + begin, last = block * kKeyBlock + end; key < last;) {
-    const int offset = key % a.block_size, count = least(a.block_size - offset, last - key);
-    const int64_t row = int64_t(table[key / a.block_size]) * a.kv_block + int64_t(offset) * a.kv_token;
-    const char* from = head + row * int64_t(sizeof(T));
-    const int64_t bytes = ((count - 1) * a.kv_token + a.head_dim) * int64_t(sizeof(T));
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
-    key += count;
+class Lookahead {
+ public:
+  // The block of `item` behind `block`, or else the first one of `next` (null: none).
+  Lookahead(const Attention& a, const Item& item, int block, const Visible& keys, const Item* next) {
+    const int behind = (block + 1) * kKeyBlock;
+    if (behind < keys.end) add(a, item, behind, least(keys.end, behind + kKeyBlock));
+    else if (next != nullptr) add_first(a, *next);
   }
-}
+  // How many to ask for at a time to be done after `times`.
+  int share(int times) const {
+    int all = 0;
+    for (int i = 0; i < runs_; i++) all += lines_[i];
+    return (all + times - 1) / times;
+  }
+  void ask(int count) {
+    for (; count > 0 && run_ < runs_; count--) {
+      __builtin_prefetch(from_[run_] + int64_t(line_) * 64, 0, 2);
+      if (++line_ == lines_[run_]) run_++, line_ = 0;
+    }
+  }
+
+ private:
+  void add_first(const Attention& a, const Item& item) {
+    const Visible first = visible(a, item, 0), last = visible(a, item, item.rows - 1);
+    const Visible keys = split_keys({first.begin, last.end}, item.split_begin);
+    add(a, item, keys.begin, least(keys.end, (keys.begin / kKeyBlock + 1) * kKeyBlock));
+  }
+  // Keys [key, end), at most kKeyBlock of them.
+  void add(const Attention& a, const Item& item, int key, int end) {
+    const int32_t* table = a.block_tables + int64_t(item.seq) * a.max_blocks;
+    while (key < end) {
+      const int offset = key % a.block_size, count = least(a.block_size - offset, end - key);
+      const int64_t row = item.kv_head * a.kv_head + table[key / a.block_size] * a.kv_block + offset * a.kv_token;
+      const int64_t bytes = ((count - 1) * a.kv_token + a.head_dim) * int64_t(sizeof(T));
+      add_run(static_cast<const T*>(a.k) + row, bytes);
+      add_run(static_cast<const T*>(a.v) + row, bytes);
+      key += count;
+    }
+  }
+  void add_run(const T* from, int64_t bytes) {
+    from_[runs_] = reinterpret_cast<const char*>(from);
+    lines_[runs_++] = int((bytes + 63) / 64);
+  }
+
+  const char* from_[2 * kKeyBlock];
+  int lines_[2 * kKeyBlock];
+  int runs_ = 0, run_ = 0, line_ = 0;
+};
 
 // Raw dot products to base-2 logits.
 struct Logits {
