@@ -10,7 +10,9 @@ is skipped. `--ours COMMAND` compares another command of ours than `offline`, fo
 and `foreign_cpu` (cores that others kept busy) is shown where a command reports it.
 
 `--pin CORE` gives every command one core and one thread: then `out_tok_per_cpu_s` is the figure that stays true on a
-busy machine. `--busy CORE` keeps a neighbour busy on that core while each command runs.
+busy machine. `--busy CORE` keeps a neighbour busy on that core while each command runs. `--loaded` starts every command
+once, with all of them loaded side by side, and lets them run in turn: more pairs in the same time, closer together.
+Commands must then know `--gated` and `--repeat`, as `offline` and the peers here do.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .loaded import Loaded, figures_in
 from .neighbour import neighbour
 
 Figures = dict[str, Any]
@@ -43,14 +46,9 @@ def run(command: list[str], figures: Sequence[str], limit: float) -> Figures:
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{shlex.join(command)} was not done after {limit:.0f} s") from None
     for line in reversed(done.stdout.splitlines()):
-        start = line.find("{")
-        if start >= 0:
-            try:
-                found = json.loads(line[start:])
-            except ValueError:
-                continue
-            if all(figure in found for figure in figures):
-                return found
+        found = figures_in(line, figures)
+        if found is not None:
+            return found
     wanted = ", ".join(figures)
     raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode} and no {wanted}:\n{done.stderr[-2000:]}")
 
@@ -87,6 +85,13 @@ def pin(core: int) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def load(command: list[str], args: argparse.Namespace, stack: ExitStack) -> Loaded:
+    """The command, started and ready: one loads after the other, so that none of them has a busy machine."""
+    loaded = stack.enter_context(Loaded(command, args.repeat, args.limit))
+    loaded.ready()
+    return loaded
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m integration.benchmarks.compare")
     parser.add_argument("--model")
@@ -99,6 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--figure", action="append", help="may be repeated; default: out_tok_s")
     parser.add_argument("--pin", type=int, metavar="CORE", help="run everything with one thread on this core")
     parser.add_argument("--busy", type=int, metavar="CORE", help="keep this core busy beside every run")
+    parser.add_argument("--loaded", action="store_true", help="start every command once, for all its runs")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one run may take")
     parser.add_argument("--save", type=Path, help="write all that the commands reported, as JSON")
     args = parser.parse_args(argv)
@@ -113,15 +119,19 @@ def main(argv: list[str] | None = None) -> None:
         pin(args.pin)
     figures = args.figure or ["out_tok_s"]
     results: dict[str, list[Figures]] = {name: [] for name in commands}
-    for round_number in range(args.repeat):
-        for name, command in commands.items():
-            with nullcontext() if args.busy is None else neighbour(args.busy, args.limit):
-                found = run(command, figures, args.limit)
-            results[name].append(found)
-            values = ", ".join(f"{figure} {found[figure]}" for figure in figures)
-            print(f"round {round_number + 1}/{args.repeat} {name}: {values}", file=sys.stderr, flush=True)
-            if args.save is not None:
-                args.save.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    with ExitStack() as stack:
+        loaded = {name: load(command, args, stack) for name, command in commands.items()} if args.loaded else {}
+        for round_number in range(args.repeat):
+            for name, command in commands.items():
+                with nullcontext() if args.busy is None else neighbour(args.busy, args.limit):
+                    found = loaded[name].run(figures) if args.loaded else run(command, figures, args.limit)
+                results[name].append(found)
+                values = ", ".join(f"{figure} {found[figure]}" for figure in figures)
+                print(f"round {round_number + 1}/{args.repeat} {name}: {values}", file=sys.stderr, flush=True)
+                if args.save is not None:
+                    args.save.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+                if args.loaded and round_number + 1 < args.repeat:
+                    loaded[name].ready()
 
     print("\n\n".join(table(results, figure) for figure in figures))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,13 @@ from typing import Any
 def load_workload(path: Path, first: int | None = None) -> list[dict[str, Any]]:
     """The requests of a workload file, or its `first` ones: `prompt_token_ids`, `max_tokens` and more."""
     return json.loads(path.read_text(encoding="utf-8"))["requests"][:first]
+
+
+def wait_for_turn(gated: bool) -> None:
+    """With `gated`, says `ready` and waits for a line: `compare --loaded` gives every command its turn."""
+    if gated:
+        print("ready", flush=True)
+        sys.stdin.readline()
 
 
 class Meter:

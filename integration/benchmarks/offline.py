@@ -27,7 +27,7 @@ from cb_backend import Engine, EngineConfig, SamplingParams
 from cb_backend.core import Call
 from cb_backend.request import TokenDelta
 
-from .meter import Meter, load_workload
+from .meter import Meter, load_workload, wait_for_turn
 
 
 class EndsAfter:
@@ -124,6 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any EngineConfig field")
     parser.add_argument("--repeat", type=int, default=1, help="measured runs; one JSON line each")
+    parser.add_argument("--gated", action="store_true", help="before each, print `ready` and wait for a line")
     parser.add_argument("--save", type=Path, help="write the generated ids of the last run")
     parser.add_argument("--json", action="store_true", help="print JSON only (the default prints it indented)")
     args = parser.parse_args(argv)
@@ -141,6 +142,7 @@ def main(argv: list[str] | None = None) -> None:
         ready = time.perf_counter() - started
         run(engine, [{"prompt_token_ids": list(range(3, 67)), "max_tokens": 4}] * 4)  # warm-up
         for _ in range(args.repeat):
+            wait_for_turn(args.gated)
             figures, outputs = measure(engine, requests)
             figures["start_s"] = round(ready, 2)
             figures["attention_backend"] = engine.parts.backend_name

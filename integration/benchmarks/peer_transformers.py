@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from .meter import Meter, load_workload
+from .meter import Meter, load_workload, wait_for_turn
 
 Outputs = list[list[int]]
 _STATIC_BATCH = 16
@@ -95,14 +95,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workload", required=True, type=Path)
     parser.add_argument("--first", type=int, help="only that many requests")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--repeat", type=int, default=1, help="measured runs; one JSON line each")
+    parser.add_argument("--gated", action="store_true", help="before each, print `ready` and wait for a line")
     args = parser.parse_args(argv)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
     model.generation_config.eos_token_id = None
     requests = load_workload(args.workload, args.first)
     MODES[args.mode](model, [{**r, "max_tokens": 4} for r in requests[:4]])  # warm-up
-    with Meter() as meter:
-        outputs = MODES[args.mode](model, requests)
-    print(json.dumps({"mode": args.mode} | meter.figures(sum(map(len, outputs)))), flush=True)
+    for _ in range(args.repeat):
+        wait_for_turn(args.gated)
+        with Meter() as meter:
+            outputs = MODES[args.mode](model, requests)
+        print(json.dumps({"mode": args.mode} | meter.figures(sum(map(len, outputs)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .meter import Meter, load_workload
+from .meter import Meter, load_workload, wait_for_turn
 
 
 def settings(threads: int) -> dict[str, str]:
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=1, help="measured runs; one JSON line each")
+    parser.add_argument("--gated", action="store_true", help="before each, print `ready` and wait for a line")
     args = parser.parse_args(argv)
     os.environ.update(settings(args.threads))  # before the import: vLLM reads it there
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     requests = load_workload(args.workload, args.first)
     generate([{"prompt_token_ids": list(range(3, 67)), "max_tokens": 4}] * 4)  # warm-up
     for _ in range(args.repeat):
+        wait_for_turn(args.gated)
         with Meter() as meter:
             out_tok = generate(requests)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

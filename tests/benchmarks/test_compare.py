@@ -76,6 +76,48 @@ print(json.dumps({{"speed": SPEED, "cores": cores, "omp": os.environ["OMP_NUM_TH
     assert json.loads(kept.read_text())["other"] == [{"speed": 2, "cores": 1, "omp": "1"}] * 2
 
 
+GATED = """
+import argparse, json, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--repeat", type=int)
+parser.add_argument("--gated", action="store_true")
+args = parser.parse_args()
+assert args.gated
+for run in range(args.repeat):
+    print("loaded some weights")
+    print("ready", flush=True)
+    input()
+    with open(ORDER, "a") as file: print(NAME, run, file=file)
+    print(json.dumps({"speed": SPEED * (run + 1), "pid": os.getpid()}), flush=True)
+"""
+
+
+def test_loaded_commands_take_turns_in_one_process_each(tmp_path):
+    order, kept = tmp_path / "order", tmp_path / "kept.json"
+    own = script(tmp_path, "own", f"ORDER, NAME, SPEED = {str(order)!r}, 'own', 4\n{GATED}")
+    peer = script(tmp_path, "peer", f"ORDER, NAME, SPEED = {str(order)!r}, 'peer', 2\n{GATED}")
+    options = ["--ours", own, "--peer", f"other={peer}", "--figure", "speed", "--repeat", "2", "--loaded"]
+    compare.main([*options, "--save", str(kept), "--limit", "60"])
+    assert order.read_text().split("\n")[:-1] == ["own 0", "peer 0", "own 1", "peer 1"]
+    runs = json.loads(kept.read_text())
+    assert {name: [run["speed"] for run in found] for name, found in runs.items()} == {"ours": [4, 8], "other": [2, 4]}
+    assert [len({run["pid"] for run in found}) for found in runs.values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "code, message",
+    [
+        ("print('ready', flush=True); input(); raise SystemExit('out of memory')", "too early:\nout of memory"),
+        ("raise SystemExit('no weights')", "too early:\nno weights"),
+        ("import time; time.sleep(60)", "was not done after 1 s"),
+    ],
+)
+def test_a_loaded_command_that_gives_no_figure_ends_the_comparison(tmp_path, code, message):
+    command = script(tmp_path, "p", code)
+    with pytest.raises(RuntimeError, match=message):
+        compare.main(["--ours", command, "--peer", f"x={command}", "--loaded", "--limit", "1"])
+
+
 def test_a_neighbour_computes_while_the_block_runs_and_is_gone_after_it():
     with neighbour(max(os.sched_getaffinity(0)), 30) as process:
         end = time.monotonic() + 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -51,6 +52,17 @@ def test_offline_runs_the_first_requests_again_and_keeps_their_ids(tiny_llama, w
     assert [len(ids) for ids in json.loads(kept.read_text())] == [2, 3]
 
 
+def test_gated_runs_wait_for_a_line_each(tiny_llama, workload, capsys, monkeypatch):
+    options = ["--model", str(tiny_llama), "--workload", str(workload), "--first", "1", "--repeat", "2", "--gated"]
+    for command in ([offline.main, *SMALL, "--json"], [peer_transformers.main, "--dtype", "float32"]):
+        main, *rest = command
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+        main([*(["single"] if main is peer_transformers.main else []), *options, *rest])
+        lines = [line for line in capsys.readouterr().out.splitlines() if line == "ready" or line.startswith("{")]
+        assert [line == "ready" for line in lines] == [True, False] * 2
+        assert sys.stdin.read() == "", "every run took a line"
+
+
 def test_offline_lets_the_engine_see_all_requests_at_once(tiny_llama, workload):
     requests = json.loads(workload.read_text())["requests"]
     sizes: list[int] = []
@@ -88,8 +100,10 @@ def test_vllm_gets_every_option(workload, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", played)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     options = ["--model", "DIR", "--workload", str(workload), "--first", "1", "--repeat", "2", "--dtype", "float16"]
-    peer_vllm.main([*options, "--threads", "1", "--max-num-seqs", "7", "--max-num-batched-tokens", "99"])
-    assert [run["out_tok"] for run in objects(capsys.readouterr().out)] == [2, 2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    peer_vllm.main([*options, "--gated", "--threads", "1", "--max-num-seqs", "7", "--max-num-batched-tokens", "99"])
+    text = capsys.readouterr().out
+    assert [run["out_tok"] for run in objects(text)] == [2, 2] and text.splitlines().count("ready") == 2
     [fields] = made
     wanted = {"model": "DIR", "dtype": "float16", "max_num_seqs": 7, "max_num_batched_tokens": 99}
     assert {name: fields[name] for name in wanted} == wanted

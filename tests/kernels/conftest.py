@@ -9,18 +9,32 @@ import torch
 from cb_kernels.cpu import Library
 from cb_kernels.cpu.binding import ISA_VARIABLE, LoadError, Native
 
+WITH_PRODUCTS = ("avx512_bf16", "amx")  # of bfloat16: these run whole layers
 
-@pytest.fixture(params=("portable", "avx2", "avx512", "avx512_bf16", "amx"))
+
+def switched(isa: str, monkeypatch: pytest.MonkeyPatch, native_kernels: Library) -> Iterator[Library]:
+    torch_library = torch.__path__[0] + "/lib/libtorch_cpu.so"
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    try:
+        library = Library(Native(torch_library))
+    except LoadError:
+        pytest.skip(f"this CPU or compiler lacks {isa}")
+    yield library
+    monkeypatch.setenv(ISA_VARIABLE, native_kernels.isa)
+    Native(torch_library)
+
+
+@pytest.fixture(params=("portable", "avx2", "avx512", *WITH_PRODUCTS))
 def library(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, native_kernels: Library
 ) -> Iterator[Library]:
     """Skips the instruction sets that this CPU lacks."""
-    torch_library = torch.__path__[0] + "/lib/libtorch_cpu.so"
-    monkeypatch.setenv(ISA_VARIABLE, request.param)
-    try:
-        switched = Library(Native(torch_library))
-    except LoadError:
-        pytest.skip(f"this CPU or compiler lacks {request.param}")
-    yield switched
-    monkeypatch.setenv(ISA_VARIABLE, native_kernels.isa)
-    Native(torch_library)
+    yield from switched(request.param, monkeypatch, native_kernels)
+
+
+@pytest.fixture(params=WITH_PRODUCTS)
+def bf16_library(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, native_kernels: Library
+) -> Iterator[Library]:
+    """Skips the instruction sets that this CPU lacks."""
+    yield from switched(request.param, monkeypatch, native_kernels)

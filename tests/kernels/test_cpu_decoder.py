@@ -18,13 +18,6 @@ Segment = tuple[int, int]  # query rows, keys
 
 
 @pytest.fixture
-def bf16_library(library: Library) -> Library:
-    if not library.native.has_product:
-        pytest.skip(f"{library.isa} has no bf16 products: layers run one by one")
-    return library
-
-
-@pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
