@@ -243,12 +243,13 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         chat = ChatTemplate(loaded.tokenizer, config.allow_request_template)
         grammar = GrammarCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     logger.info(
-        "%s: %s on %s (%d threads), attention %s; KV pool %d blocks of %d tokens (%.2f GiB, %d sequences of %d); "
+        "%s: %s on %s (%d thread%s), attention %s; KV pool %d blocks of %d tokens (%.2f GiB, %d sequences of %d); "
         "host pool %d blocks; budget %d tokens a step; admission %s (risk %g); preemption %s",
         config.served_model_name or loaded.name,
         str(loaded.dtype).removeprefix("torch."),
         loaded.device,
         threads,
+        "s" * (threads != 1),
         executor.backend.name,
         memory.num_blocks,
         config.block_size,

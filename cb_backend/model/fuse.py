@@ -11,6 +11,7 @@ transformers; only sums inside matrix products may be ordered differently.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from torch.nn.functional import linear
 
 from .attention import AttentionBackend, AttentionCall
 from .batch import RaggedBatch
+from .shared_cores import SharedCores
 
 if TYPE_CHECKING:
     from cb_kernels.cpu import Library
@@ -79,6 +81,7 @@ class _WholeDecoder(nn.Module):
     def __init__(self, layers: Sequence[Any], library: Library) -> None:
         super().__init__()
         self.decoder = Decoder(library, _shape(layers[0]), _take_weights(layers), len(layers))
+        self.cores = SharedCores()
 
     def forward(
         self,
@@ -91,7 +94,10 @@ class _WholeDecoder(nn.Module):
         """hidden_states [1, T, hidden_size], which it overwrites with its result."""
         cos, sin = position_embeddings
         batch = self.decoder.library.batch(cb_batch.block_tables, cb_batch.seq_lens, cb_batch.cu_seqlens)
-        self.decoder(hidden_states[0], cos[0], sin[0], cb_batch.slots, batch, cb_batch.storage.layers)
+        began = time.monotonic()
+        stalled = self.decoder(hidden_states[0], cos[0], sin[0], cb_batch.slots, batch, cb_batch.storage.layers)
+        ended = time.monotonic()
+        self.cores.saw(ended, ended - began, stalled)
         return hidden_states
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from cb_kernels.cpu import Library, UnsupportedShape
 from cb_kernels.cpu.decoder import Decoder, DecoderShape, LayerWeights, runs_decoder
+
+from integration.benchmarks.neighbour import neighbour
 
 # Sizes that are no multiples of the product's panels of 32: 48 = 32 + 16.
 SHAPE = DecoderShape(hidden_size=48, intermediate_size=80, num_heads=3, num_kv_heads=1, head_dim=16)
@@ -68,9 +73,11 @@ class World:
         for i, (rows, keys) in enumerate(segments):
             if keys > rows:
                 self.step(states, caches, [(i, 0, keys - rows)])
-        return self.step(states, caches, [(i, keys - rows, keys) for i, (rows, keys) in enumerate(segments)])
+        return self.step(states, caches, [(i, keys - rows, keys) for i, (rows, keys) in enumerate(segments)])[0]
 
-    def step(self, states: torch.Tensor, caches: list[Any], parts: list[tuple[int, int, int]]) -> torch.Tensor:
+    def step(
+        self, states: torch.Tensor, caches: list[Any], parts: list[tuple[int, int, int]]
+    ) -> tuple[torch.Tensor, float]:
         positions = torch.tensor([p for _, begin, end in parts for p in range(begin, end)])
         angles = positions[:, None] / 100 ** (torch.arange(SHAPE.head_dim) % (SHAPE.head_dim // 2) / 8)
         hidden = torch.cat([states[i, begin:end] for i, begin, end in parts])
@@ -82,8 +89,8 @@ class World:
             torch.tensor([0, *itertools.accumulate(rows)], dtype=torch.int32),
         )
         slots = torch.tensor([8 * i * BLOCK + p for i, begin, end in parts for p in range(begin, end)])
-        self.decoder(hidden, angles.cos().bfloat16(), angles.sin().bfloat16(), slots, batch, caches)
-        return hidden
+        stalled = self.decoder(hidden, angles.cos().bfloat16(), angles.sin().bfloat16(), slots, batch, caches)
+        return hidden, stalled
 
 
 @pytest.mark.parametrize("extras", [False, True])
@@ -170,3 +177,23 @@ def test_other_sizes_and_dtypes_are_refused(bf16_library: Library) -> None:
     with pytest.raises(UnsupportedShape, match="slots must be contiguous int64"):
         cos = torch.zeros(1, SHAPE.head_dim, dtype=torch.bfloat16)
         world.decoder(states, cos, cos, slots.int(), None, [])  # type: ignore[arg-type]
+
+
+def test_a_thread_that_waits_for_one_put_aside_says_so(bf16_library: Library, threads: None) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    torch.set_num_threads(2)
+    world = World(bf16_library, [weights(0)])
+    states = torch.randn(1, 128, SHAPE.hidden_size).bfloat16()
+    kv = torch.zeros(8, 1, 2, SHAPE.num_kv_heads, BLOCK, SHAPE.head_dim).bfloat16()
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        with ExitStack() as stack:
+            for core in cores:
+                stack.enter_context(neighbour(core, 60))
+            stalled, end = 0.0, time.monotonic() + 30
+            while stalled == 0 and time.monotonic() < end:
+                stalled = world.step(states, [(kv[:, 0, 0], kv[:, 0, 1])], [(0, 0, 100)])[1]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert 0.001 <= stalled < 1

@@ -136,7 +136,8 @@ class Native:
         self.rms_norm = _by_reference(library.cb_rms_norm, None)
         self.silu_mul = _by_reference(library.cb_silu_mul, None)
         self.linear = _by_reference(library.cb_linear, c_int)
-        self.decode = _by_reference(library.cb_decode, c_int)
+        self.decode = library.cb_decode
+        self.decode.argtypes, self.decode.restype = [c_void_p, c_int, c_void_p], c_int
         self.has_product = bool(library.cb_has_product())
         self.pack_weight = library.cb_pack_weight
         self.pack_weight.argtypes, self.pack_weight.restype = [c_void_p, c_int64, c_int, c_int, c_void_p], None

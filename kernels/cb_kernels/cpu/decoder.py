@@ -146,7 +146,7 @@ class Decoder:
         slots: torch.Tensor,
         batch: Batch,
         caches: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
+    ) -> float:
         """Runs all layers on `hidden` [rows, hidden_size], in place, and writes K and V of its rows.
 
         Args:
@@ -154,6 +154,9 @@ class Decoder:
             slots: int64 [rows], see `Library.write_kv`.
             batch: the step's ragged batch over these rows.
             caches: K and V of each layer, [num_blocks, num_kv_heads, block_size, head_dim], all of equal strides.
+
+        Returns:
+            Seconds that a thread, on average, waited for others that the system had put aside.
         """
         rows, shape = hidden.shape[0], self.shape
         for name, tensor in (("hidden", hidden), ("cos", cos), ("sin", sin)):
@@ -201,9 +204,11 @@ class Decoder:
             head_dim=shape.head_dim,
             block_size=caches[0][0].shape[2],
         )
-        if self.library.native.decode(ctypes.addressof(call), torch.get_num_threads()) != 0:
+        stalled = ctypes.c_double()
+        if self.library.native.decode(ctypes.addressof(call), torch.get_num_threads(), ctypes.addressof(stalled)) != 0:
             raise UnsupportedShape(f"{self.library.native.isa} has no native decoder")
         hidden += self._projected[:rows, : shape.hidden_size]
+        return stalled.value
 
     def _use_caches(self, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         strides = {tensor.stride() for pair in caches for tensor in pair}

@@ -6,6 +6,7 @@
 // scheduler has put aside delays the others by one item at most.
 #include <sched.h>
 
+#include <chrono>
 #include <cstring>
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -15,7 +16,10 @@
 
 namespace {
 
-constexpr int kSpins = 4000;  // some 50 microseconds; then the core is offered to others
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSpins = 4000;  // 50 to 200 microseconds; then the core is offered to others
+constexpr std::chrono::milliseconds kStall{1};  // no item takes so long: who is waited for does not run
 
 inline void relax() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -41,6 +45,9 @@ class Phases {
     meet(threads);
   }
 
+  // Seconds that threads waited for one that did not run, all waiting threads added.
+  double stalled() const { return stalled_.load(std::memory_order_relaxed) * 1e-9; }
+
  private:
   void meet(int threads) {
     const int phase = phase_.load(std::memory_order_relaxed);
@@ -51,9 +58,18 @@ class Phases {
       return;
     }
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-      if (spins < kSpins) relax();
-      else sched_yield();
+      if (spins == kSpins) return yield_until_after(phase);
+      relax();
     }
+  }
+
+  void yield_until_after(int phase) {
+    const Clock::time_point began = Clock::now();
+    while (phase_.load(std::memory_order_acquire) == phase) sched_yield();
+    const auto waited = Clock::now() - began;
+    if (waited < kStall) return;
+    const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count();
+    stalled_.fetch_add(nanoseconds, std::memory_order_relaxed);
   }
 
   static constexpr int kRuns = 256;
@@ -63,6 +79,7 @@ class Phases {
 
   Taken taken_[kRuns];
   std::atomic<int> joined_{0};
+  std::atomic<int64_t> stalled_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> phase_{0};
 };
@@ -217,12 +234,14 @@ struct Region {
 
 }  // namespace
 
-// 0: done; 1: this instruction set has no such kernels.
-CB_API int cb_decode(const Decoder* decoder, int threads) {
+// 0: done; 1: this instruction set has no such kernels. stalled: seconds that a thread, on average, waited for others that
+// the system had put aside.
+CB_API int cb_decode(const Decoder* decoder, int threads, double* stalled) {
   if (kernels->product == nullptr) return 1;
   Region region{decoder, {}};
   if (threads > 1 && gomp_parallel != nullptr && team_size != nullptr) gomp_parallel(Region::run, &region, unsigned(threads), 0);
   else Worker(*decoder, region.phases, 1).work();
+  *stalled = region.phases.stalled() / std::max(1, threads - 1);
   return 0;
 }
 
