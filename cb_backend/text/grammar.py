@@ -73,12 +73,20 @@ class GrammarCompiler:
         tokenizer: a fast transformers tokenizer.
         vocab_size: rows of the logits; ids past the tokenizer's own are never allowed.
         eos_token_ids: ids that may end the text where the grammar is complete.
+        max_compile_seconds: how long a caller waits, for a free thread too, until its grammar is refused as too slow.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        max_compile_seconds: float = MAX_COMPILE_SECONDS,
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(eos_token_ids)
+        self._patience = max_compile_seconds
         self._wrapped: Any = None
         self._cache: OrderedDict[str, GrammarConstraint] = OrderedDict()
         self._lock = threading.Lock()
@@ -104,10 +112,12 @@ class GrammarCompiler:
             if cached is not None:
                 self._cache.move_to_end(grammar)
                 return cached.fork()
+        building = self._pool.submit(self._build, grammar)
         try:
-            made = self._pool.submit(self._build, grammar).result(MAX_COMPILE_SECONDS)
+            made = building.result(self._patience)
         except FutureTimeout:
-            raise _refuse(f"compiling it took more than {MAX_COMPILE_SECONDS:.0f} s; simplify it") from None
+            building.cancel()  # if it waits for a thread: nobody waits for it
+            raise _refuse(f"compiling it took more than {self._patience:g} s; simplify it") from None
         with self._lock:
             self._cache[grammar] = made
             while len(self._cache) > _CACHE_SIZE:

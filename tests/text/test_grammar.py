@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 
 import pytest
 
 from cb_backend import Engine, RequestError, SamplingParams
 from cb_backend.text.grammar import MAX_COMPILE_SECONDS, MAX_GRAMMAR_BYTES, GrammarCompiler
+from tests.text.slow_schema import slow_schema
 from tests.tiny_models import VOCAB_SIZE, build_tokenizer
 
 SCHEMA = {
@@ -178,6 +180,39 @@ def test_an_explosive_regex_costs_bounded_time(compiler):
     constraint = compiler.compile({"type": "regex", "regex": "(((a{1,1000}){1,1000}){1,1000}){1,1000}b{1,1000}"})
     constraint.allowed()
     assert time.monotonic() - began < MAX_COMPILE_SECONDS
+
+
+def test_a_grammar_too_slow_to_compile_is_refused_in_bounded_time():
+    compiler = GrammarCompiler(build_tokenizer(), VOCAB_SIZE, {2}, max_compile_seconds=0.02)
+    compiler._ll_tokenizer()  # made at the first use
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="^'response_format': compiling it took more than 0.02 s; ") as raised:
+        compiler.compile(schema_format(slow_schema(6)))
+    assert time.monotonic() - began < 0.1
+    assert (raised.value.status, raised.value.param) == (400, "response_format")
+
+
+def test_a_grammar_that_takes_long_is_compiled_where_there_is_time(compiler):
+    assert compiler.compile(schema_format(slow_schema(6))) is not None
+
+
+def test_slow_grammars_hold_back_no_other_for_ever():
+    """Two compile at a time: a third waits its time, is refused, and is not compiled when nobody waits any more."""
+    compiler = GrammarCompiler(build_tokenizer(), VOCAB_SIZE, {2}, max_compile_seconds=0.01)
+    built, go_on, build = [], threading.Event(), compiler._build
+
+    def late(grammar: str):
+        built.append(grammar)
+        go_on.wait(30)
+        return build(grammar)
+
+    compiler._build = late
+    for choice in ("one", "two", "three"):
+        with pytest.raises(RequestError, match="more than 0.01 s"):
+            compiler.compile({"type": "choice", "choice": [choice]})
+    go_on.set()
+    compiler._pool.shutdown(wait=True)
+    assert [grammar[-6:] for grammar in built] == [' "one"', ' "two"']
 
 
 def test_text_is_no_constraint_and_a_schema_is_compiled_once(compiler):

@@ -12,6 +12,8 @@ import pytest
 
 from cb_backend import Engine
 from cb_backend.bento.openai.app import MAX_BODY_BYTES
+from cb_backend.text.grammar import GrammarCompiler
+from tests.text.slow_schema import slow_schema
 
 HI = [{"role": "user", "content": "hi"}]
 VOCABULARY = 512
@@ -105,6 +107,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages.0.role"),
     ({"messages": [{"role": 123, "content": "hi"}]}, "messages.0.role"),
     ({"messages": [*HI, {"role": "user"}]}, "messages.1.content"),
+    ({"messages": [{"role": "user", "content": "hi", "name": {}}]}, "messages.0.name"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///"}}]}]},
@@ -215,6 +218,41 @@ async def test_a_body_that_is_too_large(client: httpx.AsyncClient, declared: boo
 
 async def test_another_method_is_405_in_the_same_shape(client: httpx.AsyncClient) -> None:
     check_error(await client.get("/completions"), None, 405)
+
+
+SLOW = {"name": "slow", "schema": slow_schema(6)}
+TOO_SLOW: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "/chat/completions",
+        {"messages": HI, "response_format": {"type": "json_schema", "json_schema": SLOW}},
+        "response_format",
+    ),
+    (
+        "/chat/completions",
+        {
+            "messages": HI,
+            "tools": [{"type": "function", "function": {"name": "slow", "parameters": SLOW["schema"]}}],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
+    ("/responses", {"input": "hi", "text": {"format": {"type": "json_schema", **SLOW}}}, "text.format"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), TOO_SLOW, ids=["format", "tools", "responses"])
+async def test_a_grammar_too_slow_to_compile(
+    client: httpx.AsyncClient,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    param: str,
+) -> None:
+    impatient = GrammarCompiler(engine.tokenizer, engine.vocab_size, {2}, max_compile_seconds=0.01)
+    monkeypatch.setattr(engine.parts.grammar, "compile", impatient.compile)
+    error = check_error(await client.post(path, json={"model": "tiny", **body}), param)
+    assert error["message"] == f"'{param}': compiling it took more than 0.01 s; simplify it"
 
 
 async def test_a_neighbour_notices_nothing(client: httpx.AsyncClient, engine: Engine) -> None:
