@@ -148,6 +148,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(f"'{where}.role': must be one of {', '.join(ROLES)} (got {role!r})", param=f"{where}.role")
+    _check_string(message.get("name"), f"{where}.name")
     check_texts({where: {key: value for key, value in message.items() if key != "content"}})
     content = _text_of(message.get("content"), f"{where}.content")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
@@ -170,8 +171,16 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"'{where}.{i}.function': must be an object with a name", param=f"{where}.{i}.function")
+        _check_string(call.get("id"), f"{where}.{i}.id")
+        if call.get("type") not in (None, "function"):
+            raise RequestError(f"'{where}.{i}.type': must be \"function\"", param=f"{where}.{i}.type")
         read.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
     return read
+
+
+def _check_string(value: Any, where: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"'{where}': must be a string (got {value!r:.80})", param=where)
 
 
 def _arguments(value: Any) -> Any:

@@ -125,6 +125,8 @@ def test_arguments_of_tool_calls_reach_the_template_as_objects():
         ("f", "messages.0.tool_calls"),
         ([{"id": "1"}], "messages.0.tool_calls.0.function"),
         ([{"function": {"name": 5}}], "messages.0.tool_calls.0.function"),
+        ([{"id": 5, "function": {"name": "f"}}], "messages.0.tool_calls.0.id"),
+        ([{"type": {}, "function": {"name": "f"}}], "messages.0.tool_calls.0.type"),
     ],
 )
 def test_a_faulty_tool_call_is_named(chat, calls, param):

@@ -62,6 +62,7 @@ def _chat_to_tokenize() -> JSON:
     chat = ChatRequest.model_json_schema(ref_template=_REF)["properties"]
     properties = {name: chat[name] for name in TokenizeRequest.CHAT_FIELDS}
     properties |= {"model": {"type": ["string", "null"]}, "return_token_strs": {"type": ["boolean", "null"]}}
+    properties["add_special_tokens"] = {"enum": [None, False], "description": "The template writes them itself."}
     return {"type": "object", "properties": properties, "required": ["messages"], "additionalProperties": False}
 
 

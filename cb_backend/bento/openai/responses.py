@@ -102,7 +102,7 @@ def _message(item: Any, where: str) -> Any:
             {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else part
             for part in content
         ]
-    return {"role": item.get("role"), "content": content}
+    return {"role": item.get("role"), "content": content, "name": item.get("name")}
 
 
 class ResponsesAnswer(Answer):

@@ -44,8 +44,8 @@ def _message(content: JSON) -> JSON:
 _CALL: JSON = {
     "type": "object",
     "properties": {
-        "id": _TEXT,
-        "type": {"const": "function"},
+        "id": _NAMED_TEXT,
+        "type": {"enum": ["function", None]},
         "function": {
             "type": "object",
             "properties": {"name": _TEXT, "arguments": {"description": "JSON as text, or an object."}},
@@ -100,19 +100,23 @@ def _format(kind: str, *required: str, **fields: JSON) -> JSON:
 
 _SCHEMA: JSON = {"type": ["object", "boolean"], "description": "A JSON schema."}
 _FORMATS = [_format("text"), _format("json_object")]
+# The formats that OpenAI does not have.
+_OTHER_FORMATS = [
+    _format("regex", "regex", regex={"type": "string", "minLength": 1}),
+    _format("choice", "choice", choice={"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}),
+    _format("grammar", "grammar", grammar={"type": "string", "minLength": 1, "description": "In Lark's notation."}),
+]
 _RESPONSE_FORMAT: JSON = {
     "anyOf": [
         *_FORMATS,
         _format("json_schema", "json_schema", json_schema={"type": "object", "properties": {"schema": _SCHEMA}}),
-        _format("regex", "regex", regex={"type": "string", "minLength": 1}),
-        _format(
-            "choice", "choice", choice={"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}}
-        ),
-        _format("grammar", "grammar", grammar={"type": "string", "minLength": 1, "description": "In Lark's notation."}),
+        *_OTHER_FORMATS,
         {"type": "null"},
     ]
 }
-_TEXT_FORMAT: JSON = {"anyOf": [*_FORMATS, _format("json_schema", schema=_SCHEMA), {"type": "null"}]}
+_TEXT_FORMAT: JSON = {
+    "anyOf": [*_FORMATS, _format("json_schema", schema=_SCHEMA), *_OTHER_FORMATS, {"type": "null"}],
+}
 _PROMPT: JSON = {
     "description": "A text, token ids, or a list of texts or of lists of token ids.",
     "anyOf": [

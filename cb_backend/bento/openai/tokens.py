@@ -126,12 +126,15 @@ class TokenRoutes:
         strings = body.pop("return_token_strs", None)
         if strings is not None and not isinstance(strings, bool):
             raise RequestError("'return_token_strs': must be a boolean", param="return_token_strs")
-        if body.pop("add_special_tokens", None):
+        adds = body.pop("add_special_tokens", None)
+        if adds is not None and adds is not False:
             raise RequestError("'add_special_tokens': a chat template writes them itself", param="add_special_tokens")
         unknown = sorted(body.keys() - {"model", *TokenizeRequest.CHAT_FIELDS})
         if unknown:
             raise RequestError(f"'{unknown[0]}': unknown field", param=unknown[0], code="unknown_parameter")
-        call = ChatRequest.parse({**body, "model": body.get("model") or engine.model_name})
+        if body.get("model") is None:
+            body["model"] = engine.model_name
+        call = ChatRequest.parse(body)
         return await render_chat(engine.chat, call, call.tool_set()), bool(strings)
 
     @staticmethod

@@ -95,6 +95,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": [{"type": "function_call_output", "call_id": "1", "output": "2"}]}, "input.0"),
     ({"input": [{"role": "wizard", "content": "hi"}]}, "input.0.role"),
+    ({"input": [{"role": "user", "content": "hi", "name": {}}]}, "input.0.name"),
     ({"instructions": "x", "input": [{"role": "wizard", "content": "hi"}]}, "input.0.role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///"}]}]}, "input.0.content.0"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
