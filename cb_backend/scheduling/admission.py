@@ -13,6 +13,7 @@ no request.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from statistics import NormalDist
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from ..request import FinishReason, Request
 from .forecast import Moments, Sequences, choose_horizons, forecast
 from .lengths import NEVER_ENDS, Ints, LengthCurves
 
+_ASK_AGAIN = 8  # rounds after which the same question about the same running set is calculated again
+
 
 class PoolUse(Protocol):
     """What admission reads of the block pool (kv/blocks.py)."""
@@ -31,6 +34,26 @@ class PoolUse(Protocol):
     def num_used(self) -> int: ...
 
     def refs(self, block: int) -> int: ...
+
+
+class _Refused:
+    """The forecast's last no. While the same requests run they only take more, and what their getting on says about
+    lengths is looked at from time to time."""
+
+    def __init__(self, candidate: Request, running: Sequence[Request]) -> None:
+        self._candidate = candidate
+        self._running = list(running)
+        self._left = _ASK_AGAIN
+
+    def again(self, candidate: Request, running: Sequence[Request]) -> bool:
+        """Whether the answer to this question is still no."""
+        self._left -= 1
+        return (
+            self._left > 0
+            and candidate is self._candidate
+            and len(running) == len(self._running)
+            and all(map(is_, running, self._running))
+        )
 
 
 class Admission:
@@ -50,6 +73,9 @@ class Admission:
         self.curves = curves
         self.pool = pool
         self._z = NormalDist().inv_cdf(1.0 - config.risk)
+        self._running: Sequence[Request] = ()
+        self._begun = False  # whether the sums below are those of `_running`
+        self._refused: _Refused | None = None
         self._count = 0  # sequences counted in this round
         self._persistent = 0  # blocks shared by several of them
         self._reserved = 0  # worst_case: private blocks of everybody at max_tokens
@@ -61,10 +87,17 @@ class Admission:
 
     def begin(self, running: Sequence[Request]) -> None:
         """Starts a round of questions about this running set."""
+        self._running = running
         self._count = len(running)
         self._asked = None
-        if self.policy == "prompt":
+        self._begun = False
+
+    def _sum_up(self) -> None:
+        """The sums of the round, made when first needed: in most rounds nobody fits, or the answer is known."""
+        if self._begun or self.policy == "prompt":
             return
+        self._begun = True
+        running = self._running
         shared = self._shared_blocks(running)
         self._persistent = self._distinct(running, shared)
         if self.policy == "worst_case":
@@ -76,6 +109,9 @@ class Admission:
         """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
         if self._count == 0 or self.policy == "prompt":
             return new_blocks <= self.num_blocks
+        if self._refused is not None and self._refused.again(candidate, self._running):
+            return False
+        self._sum_up()
         if self.policy == "worst_case":
             return self._persistent + self._reserved + self._worst(candidate, shared_blocks) <= self.num_blocks
         joined = self._sequences(candidate, new_blocks)
@@ -84,10 +120,13 @@ class Admission:
         # Blocks shared with one request so far outlive it if the candidate does.
         inherited = max(0, shared_blocks - self._persistent) * (1.0 - self._moments.alive / self._count)
         peak = (together.quantile(self._z) + inherited * np.minimum(joined.alive, 1.0)).max()
-        return bool(self._persistent + peak <= self.num_blocks)
+        admitted = bool(self._persistent + peak <= self.num_blocks)
+        self._refused = None if admitted else _Refused(candidate, self._running)
+        return admitted
 
     def add(self, candidate: Request, new_blocks: int) -> None:
         """`candidate` joined: later questions of this round count it."""
+        self._sum_up()
         self._count += 1 + len(candidate.forks)
         if self.policy == "worst_case":
             self._reserved += self._worst(candidate, self._blocks(candidate.num_known) - new_blocks)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -72,7 +73,7 @@ def table(results: dict[str, list[Figures]], figure: str) -> str:
     ]
     for name, runs in results.items():
         values = [found[figure] for found in runs]
-        ratio = median(a / b for a, b in zip(own, values, strict=False))
+        ratio = median(a / b if b else math.nan for a, b in zip(own, values, strict=False))
         foreign = max(found.get("foreign_cpu", float("nan")) for found in runs)
         numbers = " | ".join(f"{value:.4g}" for value in (median(values), min(values), max(values)))
         lines.append(f"| {name} | {numbers} | {ratio:.2f} | {foreign:.2f} |")

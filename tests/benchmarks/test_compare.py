@@ -34,6 +34,11 @@ def test_the_ratio_is_the_median_of_pairs():
     assert peer == "| peer | 7.5 | 5 | 10 | 2.50 | nan |"
 
 
+def test_a_figure_that_a_peer_has_none_of_has_no_ratio():
+    runs = {"ours": [{"preemptions": 3}], "peer": [{"preemptions": 0}]}
+    assert compare.table(runs, "preemptions").splitlines()[-1] == "| peer | 0 | 0 | 0 | nan | nan |"
+
+
 def test_the_last_object_with_all_figures_is_read_whatever_stands_before_it(tmp_path):
     print_lines = "print('RESULT {\"a\": 1, \"b\": 2}'); print('{\"a\": 3}'); print('{broken')"
     found = compare.run(script(tmp_path, "p", print_lines).split(), ["a", "b"], 60)

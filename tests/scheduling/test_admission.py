@@ -225,6 +225,45 @@ def test_horizons_begin_now_and_end_before_the_last_end():
     assert (np.diff(horizons) > 0).all() and len(horizons) < 60
 
 
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the running sets whose use was summed up."""
+    made: list[int] = []
+    summed_up = Admission._begin_forecast
+    monkeypatch.setattr(
+        Admission, "_begin_forecast", lambda self, running, shared: made.append(1) or summed_up(self, running, shared)
+    )
+    return made
+
+
+def test_a_round_without_a_question_costs_no_sum(sums):
+    make_admission().begin([running()])
+    assert sums == []
+
+
+def test_the_same_question_is_calculated_again_after_eight_rounds(sums):
+    admission, others, candidate = make_admission(num_blocks=5), [running()], running("c")
+    answers = [admits(admission, others, candidate) for _ in range(17)]
+    assert answers == [False] * 17 and len(sums) == 3
+
+
+def test_a_refusal_is_forgotten_when_somebody_leaves_or_another_asks(sums):
+    others = [running(str(i)) for i in range(3)]
+    admission, candidate = make_admission(num_blocks=15), running("c")
+    assert not admits(admission, others, candidate)
+    assert admits(admission, others[:2], candidate)
+    assert not admits(admission, others, candidate)
+    assert admits(admission, others, running("small", prompt=1, max_tokens=1))
+    assert len(sums) == 4
+
+
+def test_who_replaced_another_counts_as_another_running_set(sums):
+    admission, candidate = make_admission(num_blocks=10), running("c")
+    assert not admits(admission, [running("a"), running("b")], candidate)
+    assert admits(admission, [running("a", max_tokens=1), running("b", max_tokens=1)], candidate)
+    assert len(sums) == 2
+
+
 # -- observing -----------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +273,7 @@ def test_horizons_begin_now_and_end_before_the_last_end():
 def test_only_an_output_that_ended_by_itself_is_an_observed_length(reason, expected):
     admission = make_admission()
     admission.finished(running(generated=3, finish_reason=reason))
-    admission.begin([])
+    admission.curves.include_running(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     alive, _basis = admission.curves.survival(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.array([3]))
     assert alive[0].tolist() == pytest.approx([expected])
 
