@@ -80,7 +80,8 @@ class SamplingParams(BaseModel):
     top_p: Float = Field(1.0, gt=0.0, le=1.0)
     top_k: Int = Field(0, ge=-1, description="0 or -1: off.")
     min_p: Float = Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: Float = Field(1.0, gt=0.0, le=100.0)
+    # A smaller one could take a score past what float32 holds, and the request would end as an error of the server.
+    repetition_penalty: Float = Field(1.0, ge=0.01, le=100.0)
     presence_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: dict[int, Annotated[Float, Field(ge=-100.0, le=100.0)]] = Field(default_factory=dict)

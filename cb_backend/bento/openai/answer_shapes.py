@@ -12,7 +12,7 @@ ERRORS: Mapping[str, str] = {
     "413": "The body is too large.",
     "429": "The queue is full; `Retry-After` says when to come again.",
     "500": "The engine failed.",
-    "503": "The model is not loaded (yet), or the server is stopping.",
+    "503": "The model is not loaded (yet), the server is stopping, or the queue is too long for the `timeout`.",
     "504": "The request's own `timeout` passed before its first token.",
 }
 

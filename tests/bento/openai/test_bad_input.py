@@ -61,6 +61,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 0, "stream": True}, "n"),
     ({"n": 129}, "n"),
