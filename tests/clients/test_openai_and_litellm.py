@@ -128,7 +128,7 @@ def test_a_list_of_prompts_is_answered_in_its_order(client: openai.OpenAI) -> No
     alone = [client.completions.create(prompt=prompt, **options).choices[0].text for prompt in prompts]
     assert [choice.text for choice in together.choices] == alone
     through_litellm = litellm.text_completion(
-        f"text-completion-openai/{MODEL}",
+        model=f"text-completion-openai/{MODEL}",
         prompt=prompts,
         api_base=str(client.base_url),
         api_key="none",
