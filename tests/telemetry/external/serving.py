@@ -17,6 +17,7 @@ from tests.telemetry.external.conftest import ROOT
 
 SERVICE = "integration.service:LLM"
 MODEL = "test-model"
+FAULT = "played: the grammar broke"  # of faulty_service.py
 
 
 def free_port() -> int:
@@ -78,7 +79,9 @@ class Process:
 
 
 class Served(Process):
-    def __init__(self, folder: Path, model: Path, *, config: str = "", **environment: str) -> None:
+    def __init__(
+        self, folder: Path, model: Path, *, service: str = SERVICE, config: str = "", **environment: str
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         variables = {
@@ -97,7 +100,7 @@ class Served(Process):
             file = folder / "bentoml.yaml"
             file.write_text(config, encoding="utf-8")
             variables["BENTOML_CONFIG"] = str(file)
-        command = [sys.executable, "-m", "bentoml", "serve", SERVICE, "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, "-m", "bentoml", "serve", service, "--host", "127.0.0.1", "--port", str(self.port)]
         super().__init__(command, folder / "serve.log", variables)
         self.wait_ready(f"{self.url}/readyz", 90)
 

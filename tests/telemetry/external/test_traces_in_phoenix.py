@@ -13,7 +13,7 @@ import pytest
 
 from tests.telemetry.collector import tracing
 from tests.telemetry.external.conftest import phoenix_command
-from tests.telemetry.external.serving import MODEL, Process, Served, free_port, wait_until
+from tests.telemetry.external.serving import FAULT, MODEL, Process, Served, free_port, wait_until
 
 pytestmark = [pytest.mark.needs_phoenix, pytest.mark.timeout(300)]
 
@@ -65,6 +65,8 @@ async def chat(url: str, number: int, chats: Chats, client: httpx.AsyncClient) -
         body["max_tokens"] = -1
     if number == 3:
         body["n"] = 2
+    if number == 4:
+        body["response_format"] = {"type": "json_object"}  # breaks, see faulty_service.py
     async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
             await answer.aread()
@@ -73,6 +75,10 @@ async def chat(url: str, number: int, chats: Chats, client: httpx.AsyncClient) -
         async for line in answer.aiter_lines():
             if number == 2 and line.startswith("data: "):
                 chats.outcomes["left"] += 1
+                return
+            if '"error"' in line:
+                assert FAULT in line, line
+                chats.outcomes["error"] += 1
                 return
     chats.outcomes["served"] += 1
 
@@ -90,6 +96,7 @@ def spans(phoenix, tmp_path_factory, demo_model_path) -> list[dict[str, Any]]:
     service = Served(
         folder,
         demo_model_path,
+        service="tests.telemetry.external.faulty_service:LLM",
         config=tracing(phoenix),
         OTEL_RESOURCE_ATTRIBUTES="openinference.project.name=cb",
         CB_BLOCK_SIZE="16",
@@ -104,7 +111,7 @@ def spans(phoenix, tmp_path_factory, demo_model_path) -> list[dict[str, Any]]:
         preempted = service.metric("cb_preemptions_total")
     finally:
         service.stop()  # at once: the last spans have to be flushed by the service
-    assert chats.outcomes["http 400"] == 1 and chats.outcomes["left"] == 1, dict(chats.outcomes)
+    assert [chats.outcomes[what] for what in ("http 400", "left", "error")] == [1, 1, 1], dict(chats.outcomes)
     assert preempted > 0
 
     def all_there() -> list[dict[str, Any]] | None:
@@ -156,6 +163,7 @@ def test_each_chat_is_a_tree_without_orphans_or_chunk_spans(spans):
         "decode",
         "preempted",
         "resumed",
+        "compile grammar",
     }
 
 
@@ -173,7 +181,8 @@ def test_spans_carry_what_happened(spans):
     assert reasons.count(("abort",)) == 1
     assert reasons.count(("timeout",)) == 1
     assert reasons.count(("length", "length")) == 1
-    assert reasons.count(("length",)) == CHATS - 4
+    assert reasons.count(("error",)) == 1
+    assert reasons.count(("length",)) == CHATS - 5
     for request in requests:
         attributes = request["attributes"]
         assert attributes["gen_ai.operation.name"] == "chat"
