@@ -1,6 +1,7 @@
 """The shipped service under `bentoml serve`, for other people's clients and suites (`make clients` installs them).
 
-Where one is missing its tests are left out with a warning, or fail with `CB_REQUIRE_CLIENTS=1`.
+Where one is missing its tests are left out with a warning, or fail with `CB_REQUIRE_CLIENTS=1`. Schemathesis is small
+and one of the tools that all tests have.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ _NEEDED = {
     "test_langchain.py": ("langchain_openai", "langchain_tests"),
     "test_lm_eval.py": ("lm_eval",),
     "test_openai_and_litellm.py": ("litellm",),
-    "test_schemathesis.py": ("schemathesis",),
 }
 
 
