@@ -69,6 +69,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
         """Without the penalty, which counts the prompt too: the names are to be copied out of it."""
         super().test_unicode_tool_call_integration(model.model_copy(update={"extra_body": {}}))
 
+    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
     @pytest.mark.xfail(strict=True, reason="nothing forces the call: the demo model was not trained to decide for one")
     def test_agent_loop(self, model: Any) -> None:
         super().test_agent_loop(model)
