@@ -95,9 +95,9 @@ class _WholeDecoder(nn.Module):
         cos, sin = position_embeddings
         batch = self.decoder.library.batch(cb_batch.block_tables, cb_batch.seq_lens, cb_batch.cu_seqlens)
         began = time.monotonic()
-        stalled = self.decoder(hidden_states[0], cos[0], sin[0], cb_batch.slots, batch, cb_batch.storage.layers)
+        kept_back = self.decoder(hidden_states[0], cos[0], sin[0], cb_batch.slots, batch, cb_batch.storage.layers)
         ended = time.monotonic()
-        self.cores.saw(ended, ended - began, stalled)
+        self.cores.saw(ended, ended - began, kept_back)
         return hidden_states
 
 

@@ -20,18 +20,24 @@ class Machine:
     def _set(self, threads: int) -> None:
         self.threads = threads
 
-    def steps(self, seconds: float, stalled: float) -> list[int]:
-        """The number of threads in every quarter of a second, of which `stalled` is waited for others."""
+    def steps(self, seconds: float, kept_back: float) -> list[int]:
+        """The number of threads in every quarter of a second, in `kept_back` of which one does not run."""
         seen = []
         for _ in range(round(seconds / 0.25)):
             self.now += 0.25
-            self.cores.saw(self.now, 0.25, 0.25 * stalled)
+            self.cores.saw(self.now, 0.25, 0.25 * kept_back)
             seen.append(self.threads)
         return seen
 
 
-def test_short_waits_change_nothing():
-    assert Machine(2).steps(10, 0.19) == [2] * 40
+@pytest.mark.parametrize(("threads", "share"), [(2, 0.39), (4, 0.19), (8, 0.09)])
+def test_less_than_a_threads_worth_changes_nothing(threads, share):
+    assert Machine(threads).steps(10, share) == [threads] * 40
+
+
+@pytest.mark.parametrize(("threads", "share"), [(2, 0.41), (4, 0.21), (8, 0.11)])
+def test_more_than_a_threads_worth_costs_a_thread(threads, share):
+    assert Machine(threads).steps(0.25, share) == [threads - 1]
 
 
 def test_a_thread_is_given_up_at_once_and_all_are_tried_again_after_a_second():

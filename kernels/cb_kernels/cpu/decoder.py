@@ -156,7 +156,7 @@ class Decoder:
             caches: K and V of each layer, [num_blocks, num_kv_heads, block_size, head_dim], all of equal strides.
 
         Returns:
-            Seconds that a thread, on average, waited for others that the system had put aside.
+            Seconds that the thread that other processes hindered most did not run.
         """
         rows, shape = hidden.shape[0], self.shape
         for name, tensor in (("hidden", hidden), ("cos", cos), ("sin", sin)):
@@ -204,11 +204,14 @@ class Decoder:
             head_dim=shape.head_dim,
             block_size=caches[0][0].shape[2],
         )
-        stalled = ctypes.c_double()
-        if self.library.native.decode(ctypes.addressof(call), torch.get_num_threads(), ctypes.addressof(stalled)) != 0:
+        kept_back = ctypes.c_double()
+        failed = self.library.native.decode(
+            ctypes.addressof(call), torch.get_num_threads(), ctypes.addressof(kept_back)
+        )
+        if failed:
             raise UnsupportedShape(f"{self.library.native.isa} has no native decoder")
         hidden += self._projected[:rows, : shape.hidden_size]
-        return stalled.value
+        return kept_back.value
 
     def _use_caches(self, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         strides = {tensor.stride() for pair in caches for tensor in pair}

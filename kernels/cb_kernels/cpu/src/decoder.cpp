@@ -5,8 +5,8 @@
 // its own, so that what it needs next can be asked for ahead, and then helps the others with theirs: one that the kernel
 // scheduler has put aside delays the others by one item at most.
 #include <sched.h>
+#include <time.h>
 
-#include <chrono>
 #include <cstring>
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -16,10 +16,7 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr int kSpins = 4000;  // 50 to 200 microseconds; then the core is offered to others
-constexpr std::chrono::milliseconds kStall{1};  // no item takes so long: who is waited for does not run
+constexpr int kSpins = 1000;  // some 50 microseconds; then the core is offered to others
 
 inline void relax() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -45,9 +42,6 @@ class Phases {
     meet(threads);
   }
 
-  // Seconds that threads waited for one that did not run, all waiting threads added.
-  double stalled() const { return stalled_.load(std::memory_order_relaxed) * 1e-9; }
-
  private:
   void meet(int threads) {
     const int phase = phase_.load(std::memory_order_relaxed);
@@ -58,18 +52,9 @@ class Phases {
       return;
     }
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-      if (spins == kSpins) return yield_until_after(phase);
-      relax();
+      if (spins < kSpins) relax();
+      else sched_yield();
     }
-  }
-
-  void yield_until_after(int phase) {
-    const Clock::time_point began = Clock::now();
-    while (phase_.load(std::memory_order_acquire) == phase) sched_yield();
-    const auto waited = Clock::now() - began;
-    if (waited < kStall) return;
-    const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count();
-    stalled_.fetch_add(nanoseconds, std::memory_order_relaxed);
   }
 
   static constexpr int kRuns = 256;
@@ -79,7 +64,6 @@ class Phases {
 
   Taken taken_[kRuns];
   std::atomic<int> joined_{0};
-  std::atomic<int64_t> stalled_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> phase_{0};
 };
@@ -223,25 +207,42 @@ class Worker {
   const int threads_, self_;
 };
 
+double seconds_of(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
 struct Region {
   const Decoder* decoder;
-  Phases phases;
-  static void run(void* self) {
-    auto& region = *static_cast<Region*>(self);
-    Worker(*region.decoder, region.phases, team_size()).work();
+  double began = seconds_of(CLOCK_MONOTONIC);
+  Phases phases{};
+  std::atomic<int64_t> kept_back{0};  // nanoseconds
+
+  explicit Region(const Decoder* decoder) : decoder(decoder) {}
+
+  // A thread computes or spins from the region's begin to its end: what is missing in its CPU time, others had.
+  void work(int threads) {
+    const double cpu = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+    Worker(*decoder, phases, threads).work();
+    const double ran = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    const int64_t missing = int64_t(1e9 * (seconds_of(CLOCK_MONOTONIC) - began - ran));
+    int64_t most = kept_back.load(std::memory_order_relaxed);
+    while (missing > most && !kept_back.compare_exchange_weak(most, missing, std::memory_order_relaxed)) {}
   }
+  static void run(void* self) { static_cast<Region*>(self)->work(team_size()); }
 };
 
 }  // namespace
 
-// 0: done; 1: this instruction set has no such kernels. stalled: seconds that a thread, on average, waited for others that
-// the system had put aside.
-CB_API int cb_decode(const Decoder* decoder, int threads, double* stalled) {
+// 0: done; 1: this instruction set has no such kernels. kept_back: seconds that the thread that others hindered most did
+// not run.
+CB_API int cb_decode(const Decoder* decoder, int threads, double* kept_back) {
   if (kernels->product == nullptr) return 1;
-  Region region{decoder, {}};
+  Region region(decoder);
   if (threads > 1 && gomp_parallel != nullptr && team_size != nullptr) gomp_parallel(Region::run, &region, unsigned(threads), 0);
-  else Worker(*decoder, region.phases, 1).work();
-  *stalled = region.phases.stalled() / std::max(1, threads - 1);
+  else region.work(1);
+  *kept_back = 1e-9 * double(region.kept_back.load(std::memory_order_relaxed));
   return 0;
 }
 
