@@ -72,6 +72,15 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) 
     run(engine, [{"prompt_token_ids": prompt, "max_tokens": max_tokens} for prompt in prompts], in_one_step=True)
 
 
+def steps_until_all_run(sequences: int, tokens_each: int, budget: int) -> int:
+    """Steps in which prompts of `tokens_each` get what the decodes before them leave of the budget."""
+    running = steps = 0
+    while running < sequences:
+        running += max(1, (budget - running) // tokens_each)
+        steps += 1
+    return steps
+
+
 def measure(engine: Engine, sequences: int, context: int, steps: int, observer: DecodeSteps) -> Point:
     """The prompt's blocks are computed once, before; its last token differs, so that the outputs do."""
     vocabulary = engine.vocab_size
@@ -79,8 +88,8 @@ def measure(engine: Engine, sequences: int, context: int, steps: int, observer: 
     prompts = [[*shared, 3 + i % (vocabulary - 3)] for i in range(sequences)]
     generate(engine, prompts[:1], 1)
     observer.sequences, observer.seconds = sequences, []
-    budget = engine.config.max_num_batched_tokens
-    first_ones_wait = -(-sequences * (engine.config.block_size + 1) // budget)  # steps until the last ones are in
+    config = engine.config
+    first_ones_wait = steps_until_all_run(sequences, config.block_size + 1, config.max_num_batched_tokens)
     generate(engine, prompts, steps + first_ones_wait + 2)
     if len(observer.seconds) < steps:
         raise RuntimeError(
@@ -156,7 +165,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="write the picture as SVG")
     args = parser.parse_args(argv)
     block_size, most = 32, max(args.sequences)
-    tail = -(-(args.steps + most // 16 + 4 + block_size) // block_size) + 1  # blocks that each sequence has to itself
+    budget = EngineConfig.model_fields["max_num_batched_tokens"].default
+    alone = args.steps + steps_until_all_run(most, block_size + 1, budget) + 4 + block_size  # tokens of each sequence
+    tail = -(-alone // block_size) + 1
     config = EngineConfig(
         model=args.model,
         dtype=args.dtype,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.benchmarks.scaling import Point, fit, report, superlinear
+from integration.benchmarks import scaling
+from integration.benchmarks.scaling import Point, fit, report, steps_until_all_run, superlinear
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +37,26 @@ def test_a_doubling_that_more_than_doubles_a_step_is_named():
 
 def test_a_linear_cost_is_called_that():
     assert report(grid(lambda n, c: 1 + n)).endswith("no doubling of the sequences takes more than 2.2 times the time")
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens_each", "budget", "steps"),
+    [
+        (1, 33, 512, 1),
+        (15, 33, 512, 1),
+        (16, 33, 512, 2),
+        (4, 8, 16, 3),  # 2, then one in what two decodes leave, then one
+        (3, 33, 16, 3),  # a prompt that is longer than the budget
+    ],
+)
+def test_prompts_get_what_decodes_leave(sequences, tokens_each, budget, steps):
+    assert steps_until_all_run(sequences, tokens_each, budget) == steps
+
+
+def test_as_many_sequences_as_an_engine_runs_come_together(tiny_llama, capsys):
+    options = ["--model", str(tiny_llama), "--sequences", "256", "--contexts", "32", "--steps", "3", "--threads", "1"]
+    scaling.main(options)
+    assert "| 256 | " in capsys.readouterr().out
 
 
 def test_the_command_measures_every_point_of_an_engine_and_draws_them(tiny_llama, tmp_path):
