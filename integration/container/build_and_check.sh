@@ -52,9 +52,9 @@ if ((${#missing[@]})); then
     retry apt-get update -q && DEBIAN_FRONTEND=noninteractive retry apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 [ -x "$bin/bentoml" ] || fail "no BentoML in $bin: run \`make install model\`, or set VENV="
-free=$(df --output=avail -BG "$(dirname "$work")" 2>/dev/null | tail -1 | tr -dc 0-9)
-[ "${free:-99}" -ge 8 ] || fail "8 GB are needed beside $work, $free are free: name another folder"
 mkdir -p "$work"/{bin,uv/wheels}
+free=$(df --output=avail -BG "$work" | tail -1 | tr -dc 0-9)
+[ "$free" -ge 8 ] || fail "8 GB are needed in $work, $free are free: name another folder"
 rows=()
 
 # BentoML calls plain `buildah`: this one keeps its images in the work folder.
