@@ -12,6 +12,7 @@ import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -110,6 +111,15 @@ def _bento_folder(target: str, home: Path) -> Path | None:
     return next((folder for folder in candidates if (folder / "bento.yaml").is_file()), None)
 
 
+def _address(options: Mapping[str, Any]) -> tuple[str, int]:
+    """Where `bentoml serve` will listen: what it was told, else what BentoML's or the service's configuration says."""
+    from bentoml._internal.container import BentoMLContainer
+
+    host, port = options.get("host"), options.get("port")
+    http = BentoMLContainer.http
+    return host or http.host.get(), http.port.get() if port is None else port
+
+
 def before_serving() -> None:
     """The checks that any way to `bentoml serve` goes through, in the process that is about to bind the address.
 
@@ -125,6 +135,6 @@ def before_serving() -> None:
     try:
         check_versions()
         check_home(home_of())
-        check_address(context.params["host"], context.params["port"])
+        check_address(*_address(context.params))
     except (Unfit, VersionError) as error:
         raise BentoMLException(str(error)) from None

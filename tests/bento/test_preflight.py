@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from bentoml_cli.serve import serve_command
 
 from cb_backend.bento import preflight, serve
 from cb_backend.bento.preflight import ROOM, Unfit, before_serving, check_address, check_home, check_models
@@ -149,3 +150,26 @@ def test_serve_becomes_bentomls_with_the_same_arguments(tmp_path: Path, monkeypa
 def test_where_nobody_serves_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "check_home", lambda home: pytest.fail("it looked"))
     before_serving()
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ([], ("0.0.0.0", 3000)),  # BentoML's own
+        (["--port", "3210"], ("0.0.0.0", 3210)),
+        (["--host", "127.0.0.1"], ("127.0.0.1", 3000)),
+        (["--host", "::1", "--port", "0"], ("::1", 0)),
+    ],
+)
+def test_the_address_is_the_one_that_bentoml_will_take(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], address: tuple[str, int]
+) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(preflight, "check_home", lambda home: None)
+    monkeypatch.setattr(preflight, "check_address", lambda host, port: asked.append((host, port)))
+    command = serve_command.commands["serve"]
+    for name in ("BENTOML_HOST", "BENTOML_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with command.make_context("serve", [*options, "integration.service:LLM"]):
+        before_serving()
+    assert asked == [address]
