@@ -20,10 +20,8 @@ _WINDOW = 0.2  # seconds of computing that are judged together
 # One thread of n less costs 1 / n of the speed; a thread kept back for a part of the time costs all of them that part.
 # A little less than 1 / n pays already, as fewer threads also wait less for each other.
 _WORTH_A_THREAD = 0.8
-_FIRST_HOLD, _LONGEST_HOLD = (
-    1.0,
-    8.0,
-)  # seconds with fewer threads before all are tried again; doubles each time in vain
+# Seconds with fewer threads before all are tried again; they double each time in vain.
+_FIRST_HOLD, _LONGEST_HOLD = 1.0, 8.0
 
 
 class SharedCores:

@@ -24,8 +24,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -86,11 +87,13 @@ def pin(core: int) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def load(command: list[str], args: argparse.Namespace, stack: ExitStack) -> Loaded:
-    """The command, started and ready: one loads after the other, so that none of them has a busy machine."""
-    loaded = stack.enter_context(Loaded(command, args.repeat, args.limit))
-    loaded.ready()
-    return loaded
+def turn(
+    command: list[str], figures: Sequence[str], args: argparse.Namespace, stack: ExitStack
+) -> Callable[[], Figures]:
+    """What one run of the command is. A loaded one is ready then: one loads after the other, none beside a run."""
+    if not args.loaded:
+        return partial(run, command, figures, args.limit)
+    return partial(stack.enter_context(Loaded(command, args.repeat, args.limit)).run, figures)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -121,18 +124,16 @@ def main(argv: list[str] | None = None) -> None:
     figures = args.figure or ["out_tok_s"]
     results: dict[str, list[Figures]] = {name: [] for name in commands}
     with ExitStack() as stack:
-        loaded = {name: load(command, args, stack) for name, command in commands.items()} if args.loaded else {}
+        turns = {name: turn(command, figures, args, stack) for name, command in commands.items()}
         for round_number in range(args.repeat):
-            for name, command in commands.items():
+            for name in commands:
                 with nullcontext() if args.busy is None else neighbour(args.busy, args.limit):
-                    found = loaded[name].run(figures) if args.loaded else run(command, figures, args.limit)
+                    found = turns[name]()
                 results[name].append(found)
                 values = ", ".join(f"{figure} {found[figure]}" for figure in figures)
                 print(f"round {round_number + 1}/{args.repeat} {name}: {values}", file=sys.stderr, flush=True)
                 if args.save is not None:
                     args.save.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-                if args.loaded and round_number + 1 < args.repeat:
-                    loaded[name].ready()
 
     print("\n\n".join(table(results, figure) for figure in figures))
 

@@ -33,15 +33,17 @@ def figures_in(line: str, figures: Sequence[str]) -> dict[str, Any] | None:
 
 
 class Loaded:
-    """A started command, loading or waiting for its next turn; ends with the `with` block.
+    """A command that is loaded and waits for its next turn; it ends with the `with` block.
 
     Args:
+        repeat: how many runs it will have.
         limit: seconds that loading or one run may take.
     """
 
     def __init__(self, command: list[str], repeat: int, limit: float) -> None:
         self._command = [*command, "--gated", "--repeat", str(repeat)]
         self._limit = limit
+        self._left = repeat
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
@@ -51,9 +53,22 @@ class Loaded:
         self._reader.start()
 
     def __enter__(self) -> Loaded:
+        """Waits until it is loaded.
+
+        Raises:
+            RuntimeError: it ended, or needed longer than the limit.
+        """
+        try:
+            self._wait_ready()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -63,16 +78,8 @@ class Loaded:
         self._process.stdout.close()
         self._errors.close()
 
-    def ready(self) -> None:
-        """Waits until the command could run.
-
-        Raises:
-            RuntimeError: it ended, or needed longer than the limit.
-        """
-        self._until(lambda line: READY if line.strip() == READY else None)
-
     def run(self, figures: Sequence[str]) -> dict[str, Any]:
-        """One measured run of a command that is ready; what it printed with all of `figures`.
+        """One measured run; what it printed with all of `figures`. Returns when the next one could begin.
 
         Raises:
             RuntimeError: it ended, or needed longer than the limit.
@@ -81,7 +88,14 @@ class Loaded:
         with suppress(BrokenPipeError):  # it has ended: told below
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        return self._until(lambda line: figures_in(line, figures))
+        found = self._until(lambda line: figures_in(line, figures))
+        self._left -= 1
+        if self._left:
+            self._wait_ready()
+        return found
+
+    def _wait_ready(self) -> None:
+        self._until(lambda line: READY if line.strip() == READY else None)
 
     def _until(self, wanted: Callable[[str], Found | None]) -> Found:
         end = time.monotonic() + self._limit

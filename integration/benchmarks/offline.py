@@ -49,7 +49,7 @@ class EndsAfter:
         return self.left <= 0
 
     def fork(self) -> EndsAfter:
-        return EndsAfter(self.left)
+        return type(self)(self.left)
 
 
 def run(engine: Engine, requests: list[dict[str, Any]], *, in_one_step: bool = False) -> list[list[int]]:

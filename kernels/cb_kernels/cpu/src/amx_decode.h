@@ -105,7 +105,7 @@ void decode_rows(const Attention& a, const Item& item, const Item* next) {
       const int begin = most(0, keys.begin - base), end = least(kKeyBlock, keys.end - base);
       const KeyRows<bf16> k = locate<bf16>(a, item, a.k, block, begin, end, k_scratch, padded, padded != dim);
       const KeyRows<bf16> v = locate<bf16>(a, item, a.v, block, begin, end, v_scratch, dim, false);
-      Lookahead<bf16> ahead(a, item, block, keys, next);
+      Lookahead<bf16> ahead(a, item, block, next);
       const int share = ahead.share(kKeyBlock / kGroup * (pairs / kPairs) + 4 + padded / 32 * 2);
       for (int g = 0; g * kGroup < end; g++) {
         if ((g + 1) * kGroup <= begin) continue;  // `step` fills what no row sees

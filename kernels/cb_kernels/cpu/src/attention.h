@@ -6,6 +6,11 @@ namespace {
 
 constexpr int kFewRows = 8;
 
+// Keys of one split that some row of the item sees.
+inline Visible split_keys(const Visible& all, int split) {
+  return {most(all.begin, split * kSplit), least(all.end, (split + 1) * kSplit)};
+}
+
 template <class Dot, int R, typename T>
 void few_rows_step(const Logits& logits, const typename Dot::Unit* q, int pitch, const KeyRows<T>& k,
                    const KeyRows<T>& v, int begin, int end, int head_dim, float* m, float* l, float* o) {
@@ -76,7 +81,7 @@ void few_rows(const Attention& a, const Item& item, const Item* next) {
       const int begin = most(0, keys.begin - block * kKeyBlock), end = least(kKeyBlock, keys.end - block * kKeyBlock);
       const KeyRows<T> k = locate<T>(a, item, a.k, block, begin, end, k_scratch, dim, false);
       const KeyRows<T> v = locate<T>(a, item, a.v, block, begin, end, v_scratch, dim, false);
-      Lookahead<T> ahead(a, item, block, keys, next);
+      Lookahead<T> ahead(a, item, block, next);
       const int share = ahead.share((rows + 3) / 4);
       for (int r = 0; r < rows; r += 4) {
         ahead.ask(share);

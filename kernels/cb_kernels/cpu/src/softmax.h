@@ -24,11 +24,6 @@ inline Visible visible(const Attention& a, const Item& item, int row) {
   return {a.window > 0 && end > a.window ? end - a.window : 0, end};
 }
 
-// Keys of one split that some row of the item sees.
-inline Visible split_keys(const Visible& all, int split) {
-  return {most(all.begin, split * kSplit), least(all.end, (split + 1) * kSplit)};
-}
-
 template <typename T>
 inline const T* query(const Attention& a, const Item& item, int row) {
   const int flat = item.row + row, group = group_size(a);
@@ -91,11 +86,12 @@ inline KeyRows<T> locate(const Attention& a, const Item& item, const void* cache
 template <typename T>
 class Lookahead {
  public:
-  // The block of `item` behind `block`, or else the first one of `next` (null: none).
-  Lookahead(const Attention& a, const Item& item, int block, const Visible& keys, const Item* next) {
+  // The block of `item` behind `block`, also in its next split, or else the first one of `next` (null: none).
+  Lookahead(const Attention& a, const Item& item, int block, const Item* next) {
     const int behind = (block + 1) * kKeyBlock;
-    if (behind < keys.end) add(a, item, behind, least(keys.end, behind + kKeyBlock));
-    else if (next != nullptr) add_first(a, *next);
+    const Visible own = keys_of(a, item);
+    if (behind < own.end) add(a, item, behind, own.end);
+    else if (next != nullptr) add(a, *next, keys_of(a, *next).begin, keys_of(a, *next).end);
   }
   // How many to ask for at a time to be done after `times`.
   int share(int times) const {
@@ -111,13 +107,14 @@ class Lookahead {
   }
 
  private:
-  void add_first(const Attention& a, const Item& item) {
+  // Keys that some row of the item sees, in all of its splits.
+  static Visible keys_of(const Attention& a, const Item& item) {
     const Visible first = visible(a, item, 0), last = visible(a, item, item.rows - 1);
-    const Visible keys = split_keys({first.begin, last.end}, item.split_begin);
-    add(a, item, keys.begin, least(keys.end, (keys.begin / kKeyBlock + 1) * kKeyBlock));
+    return {most(first.begin, item.split_begin * kSplit), least(last.end, item.split_end * kSplit)};
   }
-  // Keys [key, end), at most kKeyBlock of them.
-  void add(const Attention& a, const Item& item, int key, int end) {
+  // Keys [key, last) as far as they are in the block of the first.
+  void add(const Attention& a, const Item& item, int key, int last) {
+    const int end = least(last, (key / kKeyBlock + 1) * kKeyBlock);
     const int32_t* table = a.block_tables + int64_t(item.seq) * a.max_blocks;
     while (key < end) {
       const int offset = key % a.block_size, count = least(a.block_size - offset, end - key);
