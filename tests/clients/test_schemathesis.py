@@ -195,7 +195,7 @@ def test_right_bodies_are_answered_by_openais_own_description(
     case = THEIRS[path]["POST"].Case(body={"model": TINY, **body, "stream": stream}, media_type="application/json")
     answer = case.call(base_url=f"{tiny_server.url}/v1", timeout=60)
     assert answer.status_code == 200, answer.text
-    assert conforms(case, answer) >= (2 if stream else 1)
+    assert conforms(case, answer) >= 1  # what a reader has not taken yet is joined: how many events there are is chance
 
 
 def conforms(case: Any, answer: Any) -> int:
