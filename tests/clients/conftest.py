@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.bento.servers import Server, serving
 
 MODEL = "demo"
 TINY = "tiny"
+DEMO_CONFIG = {"served_model_name": MODEL, "num_threads": 2, "num_kv_blocks": 1024, "block_size": 16}
 _NEEDED = {
     "test_langchain.py": ("langchain_openai", "langchain_tests"),
     "test_lm_eval.py": ("lm_eval",),
@@ -40,9 +42,23 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def demo_server(demo_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo model in float32: what it says must not depend on the processor."""
     folder = tmp_path_factory.mktemp("demo")
-    config = {"served_model_name": MODEL, "num_threads": 2, "num_kv_blocks": 1024, "block_size": 16}
-    with serving("integration.service:LLM", folder, demo_model_path, **config) as server:
+    with serving("integration.service:LLM", folder, demo_model_path, **DEMO_CONFIG) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tool_caller_server(demo_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The demo model after it was taught to call tools by itself, under the demo model's name."""
+    from tests.clients.tool_caller import teach
+
+    folder = tmp_path_factory.mktemp("tool-caller")
+    taught = folder / "model"
+    teach(demo_model_path, taught)
+    try:
+        with serving("integration.service:LLM", folder, taught, **DEMO_CONFIG) as server:
+            yield server
+    finally:
+        shutil.rmtree(taught)  # half a gigabyte, which pytest would keep for three runs
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
-"""LangChain's own suite for chat models, with tools and JSON switched on, against the demo model.
+"""LangChain's own suite for chat models, with everything switched on that is about text.
 
-Forced calls and schemas come out right because the grammar forces them. What a grammar cannot force is that a text in
-them ends, and in a free JSON object, which keys it has: a model of 135M parameters repeats itself for ever when it is
-greedy. It is greedy here, so that no test hangs on a seed, with a penalty against repetition.
+Forced calls and schemas come out right from the demo model because the grammar forces them. What a grammar cannot force
+is that a text in them ends, and in a free JSON object, which keys it has: a model of 135M parameters repeats itself for
+ever when it is greedy. It is greedy here, so that no test hangs on a seed, with a penalty against repetition. The agent
+loop forces nothing: its model is the demo model taught to call (tests/clients/tool_caller.py).
 """
 
 from __future__ import annotations
@@ -17,15 +18,30 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from tests.bento.servers import Server
 from tests.clients.conftest import MODEL
 
-pytestmark = pytest.mark.timeout(120)
+# Starting a server is part of the first test, and so is teaching a model.
+pytestmark = pytest.mark.timeout(600)
+
+# The penalty counts the prompt too, and what these are to write is in it.
+COPIES_FROM_ITS_PROMPT = ("test_agent_loop", "test_unicode_tool_call_integration")
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
-    url: str
+    @pytest.fixture
+    def server(self, request: pytest.FixtureRequest) -> Server:
+        calls_by_itself = request.node.originalname == "test_agent_loop"
+        return request.getfixturevalue("tool_caller_server" if calls_by_itself else "demo_server")
 
-    @pytest.fixture(autouse=True, scope="class")
-    def _address(self, request: pytest.FixtureRequest, demo_server: Server) -> None:
-        request.cls.url = f"{demo_server.url}/v1"
+    @pytest.fixture
+    def model(self, request: pytest.FixtureRequest, server: Server) -> ChatOpenAI:
+        """The suite's own fixture, with what differs between its tests."""
+        params = {
+            **self.standard_chat_model_params,
+            **self.chat_model_params,
+            **(getattr(request, "param", None) or {}),
+        }
+        if request.node.originalname in COPIES_FROM_ITS_PROMPT:
+            params["extra_body"] = {}
+        return ChatOpenAI(**params, base_url=f"{server.url}/v1")
 
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
@@ -35,7 +51,6 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {
             "model": MODEL,
-            "base_url": self.url,
             "api_key": "none",
             "temperature": 0.0,
             "extra_body": {"repetition_penalty": 1.08},
@@ -65,11 +80,20 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     def supports_json_mode(self) -> bool:
         return True
 
-    def test_unicode_tool_call_integration(self, model: Any) -> None:
-        """Without the penalty, which counts the prompt too: the names are to be copied out of it."""
-        super().test_unicode_tool_call_integration(model.model_copy(update={"extra_body": {}}))
 
-    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
-    @pytest.mark.xfail(strict=True, reason="nothing forces the call: the demo model was not trained to decide for one")
-    def test_agent_loop(self, model: Any) -> None:
-        super().test_agent_loop(model)
+def test_only_what_is_not_text_is_switched_off() -> None:
+    """These flags are why the suite skips seven tests; one that a later version adds is to be looked at."""
+    suite = TestChatOpenAI()
+    flags = [name for name in dir(suite) if name.startswith(("supports_", "has_", "returns_", "enable_"))]
+    off = [name for name in flags if getattr(suite, name) is False]
+    assert off == [
+        "enable_vcr_tests",  # a benchmark of a recorded stream, without a server
+        "supports_anthropic_inputs",
+        "supports_audio_inputs",
+        "supports_image_inputs",
+        "supports_image_tool_message",
+        "supports_image_urls",
+        "supports_pdf_inputs",
+        "supports_pdf_tool_message",
+        "supports_video_inputs",
+    ]

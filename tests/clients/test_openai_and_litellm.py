@@ -27,6 +27,15 @@ CITY = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks up a city.", "parameters": CITY}}
+WEATHER_MESSAGES = [{"role": "user", "content": "What is the weather in San Francisco, CA?"}]
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather at a location.",
+        "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
+    },
+}
 GREEDY = {"temperature": 0.0, "max_tokens": 24}
 
 
@@ -36,12 +45,28 @@ def client(demo_server: Server) -> openai.OpenAI:
 
 
 @pytest.fixture(params=["openai", "litellm"])
-def chat(request: pytest.FixtureRequest, client: openai.OpenAI) -> Call:
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def chat(name: str, demo_server: Server) -> Call:
+    return chat_of(name, demo_server)
+
+
+@pytest.fixture
+def free_chat(name: str, tool_caller_server: Server) -> Call:
+    """With the model that calls tools by itself."""
+    return chat_of(name, tool_caller_server)
+
+
+def chat_of(name: str, server: Server) -> Call:
     """The same call through either client; both answer with objects of one shape."""
-    if request.param == "openai":
+    address = {"base_url": f"{server.url}/v1", "api_key": "none"}
+    if name == "openai":
+        client = openai.OpenAI(**address, max_retries=0, timeout=60)
         return lambda **fields: client.chat.completions.create(model=MODEL, **{**GREEDY, **fields})
-    address = {"api_base": str(client.base_url), "api_key": "none", "num_retries": 0}
-    return lambda **fields: litellm.completion(f"openai/{MODEL}", **address, **{**GREEDY, **fields})
+    return lambda **fields: litellm.completion(f"openai/{MODEL}", **address, num_retries=0, **{**GREEDY, **fields})
 
 
 def test_a_chat_and_its_stream_say_the_same(chat: Call) -> None:
@@ -72,13 +97,48 @@ def test_a_forced_call_fits_its_parameters(chat: Call, choice: Any) -> None:
 def test_a_streamed_call_is_the_whole_one(chat: Call) -> None:
     options = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", "max_tokens": 60}
     [whole] = chat(**options).choices[0].message.tool_calls
+    assert streamed_call(chat(**options, stream=True)) == ("look_up", whole.function.arguments)
+
+
+def streamed_call(chunks: Any) -> tuple[str, str]:
+    """The name and the arguments of the one call that comes."""
     name, arguments = "", ""
-    for chunk in chat(**options, stream=True):
+    for chunk in chunks:
         for choice in chunk.choices:
+            assert not choice.delta.content
             for piece in choice.delta.tool_calls or ():
                 name += piece.function.name or ""
                 arguments += piece.function.arguments or ""
-    assert (name, arguments) == ("look_up", whole.function.arguments)
+    return name, arguments
+
+
+@pytest.mark.timeout(600)
+def test_a_call_that_nothing_forced_is_read_out_of_the_text(free_chat: Call) -> None:
+    options = {"messages": WEATHER_MESSAGES, "tools": [WEATHER_TOOL], "max_tokens": 60}
+    answer = free_chat(**options).choices[0]
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    [call] = answer.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"location": "San Francisco, CA"}
+    assert streamed_call(free_chat(**options, stream=True)) == ("get_weather", call.function.arguments)
+
+
+@pytest.mark.timeout(600)
+def test_what_a_tool_said_is_answered_in_words(free_chat: Call) -> None:
+    called = free_chat(messages=WEATHER_MESSAGES, tools=[WEATHER_TOOL], max_tokens=60).choices[0].message
+    said = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "It's sunny."}
+    heard = [*WEATHER_MESSAGES, called.model_dump(exclude_none=True), said]
+    answer = free_chat(messages=heard, tools=[WEATHER_TOOL]).choices[0]
+    assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+    assert "sunny" in answer.message.content
+
+
+@pytest.mark.timeout(600)
+def test_tools_that_are_of_no_use_are_left_alone(free_chat: Call) -> None:
+    greeting = [{"role": "user", "content": "Hi, good morning!"}]
+    answer = free_chat(messages=greeting, tools=[WEATHER_TOOL]).choices[0]
+    assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+    assert answer.message.content
 
 
 def test_an_answer_fits_its_json_schema(chat: Call) -> None:
