@@ -44,9 +44,9 @@ def _one_of(*values: str | None) -> JSON:
 
 
 def _event(*contents: JSON, done: bool = True) -> JSON:
-    """A server-sent event whose data is one of these, or an error, or the last word of a stream."""
+    """A server-sent event whose data is one of these, or the last word of a stream."""
     body = {"type": "string", "contentMediaType": "application/json"}
-    data = [{**body, "contentSchema": {"anyOf": [*contents, _ERROR]}}]
+    data = [{**body, "contentSchema": {"anyOf": list(contents)}}]
     if done:
         data.insert(0, {"type": "string", "enum": ["[DONE]"]})
     return {"type": "object", "properties": {"data": {"anyOf": data}, "event": _TEXT}, "required": ["data"]}
@@ -123,6 +123,7 @@ _RESPONSE_USAGE = _object(
     total_tokens=_COUNT,
 )
 _RESPONSE = _object(
+    {"usage": _RESPONSE_USAGE, "user": _TEXT},
     id=_TEXT,
     object=_one_of("response"),
     created_at=_COUNT,
@@ -145,8 +146,6 @@ _RESPONSE = _object(
     tools=_list({}),
     top_p=_NUMBER,
     truncation=_TEXT,
-    usage=_or_null(_RESPONSE_USAGE),
-    user=_TEXT_OR_NULL,
 )
 
 
@@ -164,6 +163,7 @@ _RESPONSE_EVENTS = [
     *(_named(f"response.content_part.{moment}", part=_PART, **_PLACE) for moment in ("added", "done")),
     _named("response.output_text.delta", delta=_TEXT, logprobs=_list({}), **_PLACE),
     _named("response.output_text.done", text=_TEXT, logprobs=_list({}), **_PLACE),
+    _named("error", message=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL, **_ERROR["properties"]),
 ]
 
 ANSWERS: Mapping[str, JSON] = {
@@ -179,7 +179,8 @@ ANSWERS: Mapping[str, JSON] = {
         _answer(
             "text_completion",
             _object({"stop_reason": _STOPPED}, **_COMPLETION_CHOICE, finish_reason=_or_null(_FINISHED)),
-        )
+        ),
+        _ERROR,
     ),
     "ChatCompletion": _answer(
         "chat.completion",
@@ -190,7 +191,8 @@ ANSWERS: Mapping[str, JSON] = {
         _answer(
             "chat.completion.chunk",
             _object({"stop_reason": _STOPPED}, **_CHAT_CHOICE, delta=_DELTA, finish_reason=_or_null(_CHAT_FINISHED)),
-        )
+        ),
+        _ERROR,
     ),
     "Response": _RESPONSE,
     "ResponseEvent": _event(*_RESPONSE_EVENTS, done=False),

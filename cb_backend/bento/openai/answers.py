@@ -54,6 +54,10 @@ class Answer(ABC):
             return DONE
         return event({**self._chunk_head, "choices": [], "usage": self.usage()}) + DONE
 
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        """The last event of a stream that broke; `body`: an error in OpenAI's shape."""
+        return event(body)
+
     def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
         """The whole answer, from the last output of each choice."""
         self._last = dict(outputs)

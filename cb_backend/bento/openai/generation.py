@@ -51,6 +51,7 @@ async def _answer(engine: Any, job: Job, reply: Reply, place: Any) -> None:
                 last[choice] = output
             await reply.whole(job.answer.body(last))
             return
+        reply.error_event = job.answer.error_event
         async for choice, output in outputs:
             await reply.event(job.answer.events(choice, output))
         await reply.end(job.answer.last_events())

@@ -3,7 +3,7 @@
 What is supported: `input` as text or as messages of text parts, `instructions`, `max_output_tokens`, `text.format`, and
 the sampling fields of the other routes. What needs storage or tools (`previous_response_id`, `conversation`, `store`,
 `background`, `tools`, ...) is refused. A stream is named events with a running `sequence_number` and without `[DONE]`;
-the last is `response.completed`, or `response.incomplete` if the length ended it.
+the last is `response.completed`, `response.incomplete` if the length ended it, or `error`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ResponsesAnswer(Answer):
         super().__init__(ident, model, call.sampling(), None, False)
         self._number = 0
         self._message_id = f"msg_{ident}"
-        self._shape = {
+        self._shape: dict[str, Any] = {
             "id": ident,
             "object": "response",
             "created_at": int(time.time()),
@@ -132,7 +132,7 @@ class ResponsesAnswer(Answer):
             "tools": [],
             "top_p": 1.0 if call.top_p is None else call.top_p,
             "truncation": "disabled",
-            "user": call.user,
+            **({} if call.user is None else {"user": call.user}),
         }
 
     def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
@@ -146,7 +146,7 @@ class ResponsesAnswer(Answer):
         place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
         events = []
         if first:
-            begun = {**self._shape, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+            begun = {**self._shape, "status": "in_progress", "incomplete_details": None, "output": []}
             item = {**self._message("in_progress"), "content": []}
             events += [
                 self._named("response.created", response=begun),
@@ -166,6 +166,10 @@ class ResponsesAnswer(Answer):
                 self._named(f"response.{whole['status']}", response=whole),
             ]
         return b"".join(events)
+
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        """By OpenAI's description with its fields beside each other; their client looks for them under `error`."""
+        return self._named("error", **{name: body["error"][name] for name in ("message", "param", "code")}, **body)
 
     def _named(self, kind: str, **fields: Any) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})

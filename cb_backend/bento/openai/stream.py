@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
 from .errors import error_of, error_response
@@ -15,7 +14,11 @@ class Reply:
     """Args:
     scope, receive, send: of the ASGI call.
     headers: sent with whatever comes.
+
+    `error_event` writes an error, in OpenAI's shape, as an event of the stream that `event` begins; to be set before.
     """
+
+    error_event: Callable[[dict[str, Any]], bytes]
 
     def __init__(self, scope: MutableMapping[str, Any], receive: Any, send: Any, headers: dict[str, str]) -> None:
         self._scope = scope
@@ -52,7 +55,7 @@ class Reply:
         if self._ended:
             return
         if self._streaming:
-            await self.end(b"data: " + orjson.dumps(error_of(error)[1]) + b"\n\n")
+            await self.end(self.error_event(error_of(error)[1]))
         else:
             self._ended = True
             await error_response(error, self._headers)(self._scope, self._receive, self._send)
