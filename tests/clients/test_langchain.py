@@ -12,17 +12,19 @@ from typing import Any
 
 import httpx
 import pytest
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from tests.bento.servers import Server
 from tests.clients.conftest import MODEL
 
 # Starting a server is part of the first test, and so is teaching a model.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 # The penalty counts the prompt too, and what these are to write is in it.
 COPIES_FROM_ITS_PROMPT = ("test_agent_loop", "test_unicode_tool_call_integration")
+
+GREEDY: dict[str, Any] = {"model": MODEL, "api_key": "none", "temperature": 0.0, "max_retries": 0}
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
@@ -50,12 +52,9 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {
-            "model": MODEL,
-            "api_key": "none",
-            "temperature": 0.0,
+            **GREEDY,
             "extra_body": {"repetition_penalty": 1.08},
             "max_tokens": 160,
-            "max_retries": 0,
             "stream_usage": True,  # off by default where the address is not OpenAI's
             "http_async_client": httpx.AsyncClient(),  # the shared one would outlive the event loop of one test
         }
@@ -97,3 +96,20 @@ def test_only_what_is_not_text_is_switched_off() -> None:
         "supports_pdf_tool_message",
         "supports_video_inputs",
     ]
+
+
+def test_log_probabilities_of_a_chat(demo_server: Server) -> None:
+    model = ChatOpenAI(**GREEDY, base_url=f"{demo_server.url}/v1", max_tokens=5, logprobs=True, top_logprobs=2)
+    answer = model.invoke("What is the capital of France?")
+    entries = answer.response_metadata["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == answer.content
+    for entry in entries:
+        assert [len(entry["top_logprobs"]), entry["top_logprobs"][0]["token"]] == [2, entry["token"]]
+
+
+def test_a_list_of_prompts_is_answered_in_its_order(demo_server: Server) -> None:
+    model = OpenAI(**GREEDY, base_url=f"{demo_server.url}/v1", max_tokens=8)
+    prompts = ["The capital of France is", "One, two, three,", "The colours of the rainbow are"]
+    together = [answer.text for [answer] in model.generate(prompts).generations]
+    assert together == [model.invoke(prompt) for prompt in prompts]
+    assert "Paris" in together[0]

@@ -112,7 +112,7 @@ def streamed_call(chunks: Any) -> tuple[str, str]:
     return name, arguments
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_call_that_nothing_forced_is_read_out_of_the_text(free_chat: Call) -> None:
     options = {"messages": WEATHER_MESSAGES, "tools": [WEATHER_TOOL], "max_tokens": 60}
     answer = free_chat(**options).choices[0]
@@ -123,7 +123,7 @@ def test_a_call_that_nothing_forced_is_read_out_of_the_text(free_chat: Call) -> 
     assert streamed_call(free_chat(**options, stream=True)) == ("get_weather", call.function.arguments)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_what_a_tool_said_is_answered_in_words(free_chat: Call) -> None:
     called = free_chat(messages=WEATHER_MESSAGES, tools=[WEATHER_TOOL], max_tokens=60).choices[0].message
     said = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "It's sunny."}
@@ -133,7 +133,7 @@ def test_what_a_tool_said_is_answered_in_words(free_chat: Call) -> None:
     assert "sunny" in answer.message.content
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_tools_that_are_of_no_use_are_left_alone(free_chat: Call) -> None:
     greeting = [{"role": "user", "content": "Hi, good morning!"}]
     answer = free_chat(messages=greeting, tools=[WEATHER_TOOL]).choices[0]
