@@ -28,22 +28,12 @@ GREEDY: dict[str, Any] = {"model": MODEL, "api_key": "none", "temperature": 0.0,
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
-    @pytest.fixture
-    def server(self, request: pytest.FixtureRequest) -> Server:
-        calls_by_itself = request.node.originalname == "test_agent_loop"
-        return request.getfixturevalue("tool_caller_server" if calls_by_itself else "demo_server")
-
-    @pytest.fixture
-    def model(self, request: pytest.FixtureRequest, server: Server) -> ChatOpenAI:
-        """The suite's own fixture, with what differs between its tests."""
-        params = {
-            **self.standard_chat_model_params,
-            **self.chat_model_params,
-            **(getattr(request, "param", None) or {}),
-        }
-        if request.node.originalname in COPIES_FROM_ITS_PROMPT:
-            params["extra_body"] = {}
-        return ChatOpenAI(**params, base_url=f"{server.url}/v1")
+    @pytest.fixture(autouse=True)
+    def _what_differs_between_tests(self, request: pytest.FixtureRequest) -> None:
+        name = request.node.originalname
+        server = request.getfixturevalue("tool_caller_server" if name == "test_agent_loop" else "demo_server")
+        self.url = f"{server.url}/v1"
+        self.extra_body = {} if name in COPIES_FROM_ITS_PROMPT else {"repetition_penalty": 1.08}
 
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
@@ -53,7 +43,8 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {
             **GREEDY,
-            "extra_body": {"repetition_penalty": 1.08},
+            "base_url": self.url,
+            "extra_body": self.extra_body,
             "max_tokens": 160,
             "stream_usage": True,  # off by default where the address is not OpenAI's
             "http_async_client": httpx.AsyncClient(),  # the shared one would outlive the event loop of one test
