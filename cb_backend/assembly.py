@@ -171,6 +171,9 @@ class Parts:
             "settle_seconds": self.core.time.settle,
             "swap_seconds_per_block": cost.swap_seconds_per_block,
             "recompute_seconds_per_token": cost.recompute_seconds_per_token,
+            "admissions_judged": self.admission.reserve.judged,
+            "admissions_overflowed": self.admission.reserve.overflowed,
+            "admission_reserve_deviations": self.admission.reserve.z,
         }
 
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 
 from ..config import AdmissionConfig
 from ..request import FinishReason, Request
-from .forecast import Moments, Sequences, choose_horizons, forecast
+from .forecast import Floats, Moments, Sequences, choose_horizons, forecast, overlap
 from .lengths import NEVER_ENDS, Ints, LengthCurves
+from .reserve import Member, Reserve
 
 _ASK_AGAIN = 8  # rounds after which the same question about the same running set is calculated again
 
@@ -72,7 +72,7 @@ class Admission:
         self.block_size = block_size
         self.curves = curves
         self.pool = pool
-        self._z = NormalDist().inv_cdf(1.0 - config.risk)
+        self.reserve = Reserve(config.risk, num_blocks, block_size)
         self._running: Sequence[Request] = ()
         self._begun = False  # whether the sums below are those of `_running`
         self._refused: _Refused | None = None
@@ -81,7 +81,13 @@ class Admission:
         self._reserved = 0  # worst_case: private blocks of everybody at max_tokens
         self._horizons: Ints = np.zeros(1, dtype=np.int64)
         self._asked: tuple[Request, Moments] | None = None  # the last question, which is usually the next to join
-        self._moments = Moments(np.zeros((5, 1), dtype=np.float32))
+        self._moments = Moments(np.zeros((6, 1), dtype=np.float32))
+        self._overlap: Floats | float = 1.0
+        self._typical_of: tuple[int, int] | None = None
+        self._typical_length = 1.0
+        self._contested = False  # whether a larger reserve would have refused the last one that was admitted
+        self._shared: list[int] = []  # blocks of each running request that are counted in `_persistent`
+        self._joined: list[Member] = []  # in this round
 
     # -- AdmissionPolicy --------------------------------------------------------------------------------------------
 
@@ -90,6 +96,7 @@ class Admission:
         self._running = running
         self._count = len(running)
         self._asked = None
+        self._contested = False
         self._begun = False
 
     def _sum_up(self) -> None:
@@ -98,7 +105,8 @@ class Admission:
             return
         self._begun = True
         running = self._running
-        shared = self._shared_blocks(running)
+        self._shared = shared = self._shared_blocks(running)
+        self._joined = []
         self._persistent = self._distinct(running, shared)
         if self.policy == "worst_case":
             self._reserved = sum(self._worst(r, own) for r, own in zip(running, shared, strict=True))
@@ -119,9 +127,14 @@ class Admission:
         together = self._moments.plus(joined)
         # Blocks shared with one request so far outlive it if the candidate does.
         inherited = max(0, shared_blocks - self._persistent) * (1.0 - self._moments.alive / self._count)
-        peak = (together.quantile(self._z) + inherited * np.minimum(joined.alive, 1.0)).max()
-        admitted = bool(self._persistent + peak <= self.num_blocks)
-        self._refused = None if admitted else _Refused(candidate, self._running)
+        lasting = self._persistent + inherited * np.minimum(joined.alive, 1.0)
+        admitted = bool((together.quantile(self.reserve.z, self._overlap) + lasting).max() <= self.num_blocks)
+        if admitted:
+            self._refused = None
+            most = together.quantile(self.reserve.most, self._overlap)
+            self._contested = bool((most + lasting).max() > self.num_blocks)
+        else:
+            self._refused = _Refused(candidate, self._running)
         return admitted
 
     def add(self, candidate: Request, new_blocks: int) -> None:
@@ -135,9 +148,15 @@ class Admission:
             if joined is None or asked is not candidate:
                 joined = self._sequences(candidate, new_blocks)
             self._moments = self._moments.plus(joined)
+            self._joined += self._with_choices(candidate, self._blocks(candidate.num_known) - new_blocks)
+            if self._contested:
+                before = zip(self._running, self._shared, strict=True)
+                members = [member for request, own in before for member in self._with_choices(request, own)]
+                self.reserve.admitted(members + self._joined, self._persistent)
 
     def finished(self, request: Request) -> None:
         """`request` ended: its length is an observation, a censored one unless it ended by itself."""
+        self.reserve.ended(request)
         if self._row(request) == NEVER_ENDS:
             return
         by_itself = request.finish_reason is FinishReason.STOP
@@ -222,13 +241,20 @@ class Admission:
         known, prompt, most, rows, own = np.array(columns, dtype=np.int64).reshape(5, -1)
         sequences = Sequences(known, known - prompt, most - (known - prompt), rows, own)
         self.curves.include_running(rows, sequences.generated)
-        typical = self.curves.remaining("", 0, int(most.max())).mean if running else 1.0
-        self._horizons = choose_horizons(typical, sequences.left)
+        self._horizons = choose_horizons(self._typical(int(most.max())) if running else 1.0, sequences.left)
+        self._overlap = overlap(sequences.generated, self._horizons)
         self._moments = forecast(sequences, self._horizons, self.curves, self.block_size)
         for request in running:
             if request.forks:
                 self._count += len(request.forks)
                 self._moments = self._moments.plus(self._choices(request))
+
+    def _typical(self, max_tokens: int) -> float:
+        """Mean output length of whatever class, calculated once for each version of the curves."""
+        if self._typical_of != (self.curves.version, max_tokens):
+            self._typical_length = self.curves.remaining("", 0, max_tokens).mean
+            self._typical_of = (self.curves.version, max_tokens)
+        return self._typical_length
 
     def _sequences(self, candidate: Request, new_blocks: int) -> Moments:
         """The candidate and its pending choices."""
@@ -236,6 +262,11 @@ class Admission:
         generated = known - candidate.prompt_len
         moments = self._forecast_alike(candidate, 1, known, generated, self._blocks(known) - new_blocks)
         return moments.plus(self._choices(candidate)) if candidate.forks else moments
+
+    def _with_choices(self, leader: Request, shared: int) -> list[Member]:
+        """`leader`, of whose blocks `shared` are counted elsewhere, and the choices that wait for its prefill."""
+        prompt = leader.prompt_len // self.block_size
+        return [Member(leader, shared), *(Member(choice, prompt) for choice in leader.forks)]
 
     def _choices(self, leader: Request) -> Moments:
         """Choices that wait for their leader's prefill: they share its full prompt blocks and grow alone."""

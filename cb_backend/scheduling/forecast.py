@@ -2,8 +2,9 @@
 
 t steps from now a sequence holds blocks for its known tokens and t more if its output goes on for more than t tokens,
 else none. Mean, variance and third moment of such variables add up: the reserve is one for the sum, not a sum of
-reserves. What they have in common, the uncertainty of the curves (each chance of going on is the mean of a Beta
-posterior over the observations that it rests on), is summed as standard deviations, as if fully correlated.
+reserves. What they have in common is the uncertainty of the curves: each chance of going on is the mean of a Beta
+posterior over the observations that it rests on, and two outputs share it as far as the lengths overlap that both have
+yet to pass.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Sequences(NamedTuple):
 
 
 class Moments:
-    """Of the use of some sequences, in blocks. `table`, float32 [5, h], has for each horizon the mean, the variance,
-    the third central moment, the standard deviation that comes from the curves, and the expected number of sequences
-    that still run. All five add up over sequences."""
+    """Of the use of some sequences, in blocks. `table`, float32 [6, h], has for each horizon the mean, the variance,
+    the third central moment, the standard deviation that comes from the curves, its square, and the expected number of
+    sequences that still run. All six add up over sequences."""
 
     __slots__ = ("table",)
 
@@ -49,17 +50,31 @@ class Moments:
 
     @property
     def alive(self) -> Floats:
-        return self.table[4]
+        return self.table[5]
 
-    def quantile(self, z: float) -> Floats:
+    def quantile(self, z: float, overlap: Floats | float = 1.0) -> Floats:
         """float32 [h]: use that is exceeded with the probability at which a standard normal exceeds `z`.
 
         The Cornish-Fisher expansion to the third moment: few or unequal sequences have a longer upper tail.
+
+        Args:
+            overlap: correlation of two outputs' uncertainty, float32 [h] or one for all horizons.
         """
-        mean, variance, third, common, _alive = self.table
+        mean, variance, third, common, squares, _alive = self.table
         skew = third / np.maximum(variance * np.sqrt(variance), _TINY)
         tail = z + (z * z - 1.0) / 6.0 * np.minimum(np.maximum(skew, 0.0), 2.0)
-        return mean + tail * np.sqrt(variance + common * common)
+        return mean + tail * np.sqrt(variance + overlap * np.maximum(common * common - squares, 0.0))
+
+
+def overlap(generated: Ints, horizons: Ints) -> Floats:
+    """float32 [h]: how much of the next `horizons` tokens two outputs have in common, in the mean over pairs.
+
+    Outputs at g1 and g2 share 1 - |g1 - g2| / t of the next t lengths, or nothing. The mean is that of outputs spread
+    evenly with the same standard deviation as `generated`.
+    """
+    width = max(1.0, float(np.sqrt(12.0) * generated.std())) if len(generated) else 1.0
+    part = (horizons / width).astype(np.float32)
+    return np.where(part < 1.0, part * (1.0 - part / 3.0), 1.0 - 1.0 / (3.0 * np.maximum(part, 1.0)))
 
 
 def choose_horizons(typical: float, left: Ints) -> Ints:
@@ -76,16 +91,18 @@ def choose_horizons(typical: float, left: Ints) -> Ints:
 
 def forecast(sequences: Sequences, horizons: Ints, curves: LengthCurves, block_size: int) -> Moments:
     """Moments of the use of `sequences` together."""
-    alive, basis = curves.survival(sequences.rows, sequences.generated, horizons)
+    alive, basis = curves.survival(sequences.rows, sequences.generated, sequences.left, horizons)
     alive *= horizons < sequences.left[:, None]
     tokens = (sequences.known + (block_size - 1))[:, None] + horizons
     blocks = (tokens // block_size - sequences.shared[:, None]).astype(np.float32)
     use = blocks * alive
     spread = use * (blocks - use)  # b^2 p (1 - p)
-    table = np.empty((5, len(horizons)), dtype=np.float32)
+    table = np.empty((6, len(horizons)), dtype=np.float32)
     np.add.reduce(use, axis=0, out=table[0])
     np.add.reduce(spread, axis=0, out=table[1])
     np.add.reduce(spread * (blocks - 2.0 * use), axis=0, out=table[2])
-    np.add.reduce(np.sqrt(spread) * (1.0 / np.sqrt(basis + 2.0))[:, None], axis=0, out=table[3])
-    np.add.reduce(alive, axis=0, out=table[4])
+    spread *= (1.0 / (basis + 2.0))[:, None]
+    np.add.reduce(np.sqrt(spread), axis=0, out=table[3])
+    np.add.reduce(spread, axis=0, out=table[4])
+    np.add.reduce(alive, axis=0, out=table[5])
     return Moments(table)

@@ -6,7 +6,9 @@ error) says only that its length is greater: a censored observation, which Kapla
 outputs, because those end first. Newer observations count more: a weight halves every `half_life` observations.
 
 Three levels answer together, each weighted by the observations it has beyond the tokens already generated: the
-class's curve, the model-wide curve, and `max_tokens`, which is all that is known in the beginning.
+class's curve, the model-wide curve, and what is believed where nobody has been: that every order of magnitude up to
+max_tokens is as likely (a density of 1 / length, which prefers no scale). The same belief continues a curve beyond the
+longest output that it knows.
 
 Lengths are kept on a fixed scale: exact below 128, then 64 steps per octave. Observations round up and questions
 round down, so that rounding (at most 1.6 %) never makes an output look shorter.
@@ -36,7 +38,7 @@ HALF_LIFE = 512
 FORMAT = 1
 
 # Observations beyond the current length at which a level gets half of the weight. A class is usually like the others;
-# that everybody uses up max_tokens is believed only until there are observations.
+# what is believed without observations is believed only until there are some.
 CLASS_PRIOR = 8.0
 MODEL_PRIOR = 0.5
 
@@ -49,6 +51,7 @@ _TINY = np.float32(1e-30)  # keeps 0 / 0 out where nobody is known to get as far
 Floats = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Points = npt.NDArray[np.int16]
 
 
 class Remaining(NamedTuple):
@@ -67,6 +70,7 @@ def _make_scale() -> Ints:
 SCALE = _make_scale()  # [num_points]: the lengths that the curves tell apart
 _POINTS = len(SCALE)
 _WIDTH = np.append(np.diff(SCALE), 1).astype(np.float64)  # tokens from a point to the next
+_LOG = np.log(np.maximum(SCALE, 1)).astype(np.float32)
 _DOWN = (np.searchsorted(SCALE, np.arange(MAX_LENGTH + 1), side="right") - 1).astype(np.int16)  # length -> point
 
 
@@ -117,7 +121,9 @@ class LengthCurves:
         self._stale = np.zeros(rows, dtype=np.int64)  # observations since the row's tables were made
         self._survival = np.ones((rows, _POINTS), dtype=np.float32)  # P(length > point)
         self._beyond = np.zeros((rows, _POINTS), dtype=np.float32)  # effective observations beyond the point
+        self._last = np.zeros(rows, dtype=np.int16)  # the last point that somebody is known to have got to
         self._age = np.zeros(rows, dtype=np.int64)  # calls of `include_running` since the row's tables were made
+        self.version = 0  # changes with the tables
         # Rows and points of the running requests, as of the last `include_running`.
         self._running = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int16)
 
@@ -181,6 +187,7 @@ class LengthCurves:
             ("_stale", 0),
             ("_survival", 1),
             ("_beyond", 0),
+            ("_last", 0),
             ("_age", 0),
         ):
             old = getattr(self, name)
@@ -218,25 +225,28 @@ class LengthCurves:
         hazard = np.divide(ended, at_risk, out=np.zeros(_POINTS), where=ended > 0)
         self._survival[row] = np.cumprod(1.0 - np.minimum(hazard, 1.0))
         self._beyond[row] = np.append(at_risk[1:], 0.0)
+        self._last[row] = max(0, int(np.count_nonzero(at_risk)) - 1)
         self._stale[row] = self._age[row] = 0
+        self.version += 1
 
-    def survival(self, rows: Ints, generated: Ints, horizons: Ints) -> tuple[Floats, Floats]:
+    def survival(self, rows: Ints, generated: Ints, left: Ints, horizons: Ints) -> tuple[Floats, Floats]:
         """Chances that outputs go on, from the tables as they are.
 
         Args:
             rows, generated: int64 [n]: curve (`NEVER_ENDS`: none) and tokens so far of each output.
+            left: int64 [n]: tokens that max_tokens still allows it.
             horizons: int64 [h]: further tokens.
 
         Returns:
-            float32 [n, h]: P(length > generated + horizon | length > generated), without regard to max_tokens.
+            float32 [n, h]: P(length > generated + horizon | length > generated), for horizons < left.
             float32 [n]: how many observations this rests on.
         """
         until = points_below(generated[:, None] + horizons)
         at = points_below(generated)
+        limit = np.log(np.maximum(generated + left, 2)).astype(np.float32)
+        beyond_all = np.maximum(limit[:, None] - _LOG[until], 0.0)
+        alive = self._model_wide(at, until, limit, beyond_all)
         seen = self._beyond[0][at]
-        known = self._survival[0][until]
-        known *= (seen / (seen + MODEL_PRIOR) / np.maximum(self._survival[0][at], _TINY))[:, None]
-        alive = known + (MODEL_PRIOR / (seen + MODEL_PRIOR))[:, None]
         own = np.flatnonzero(rows)
         if len(own) and rows.min() < 0:
             alive[rows < 0] = 1.0
@@ -244,13 +254,33 @@ class LengthCurves:
         if len(own):
             row, at, basis = rows[own], at[own], seen[own]
             seen = seen.copy()
-            known = self._survival[row[:, None], until[own]]
+            until, limit, beyond_all = until[own], limit[own], beyond_all[own]
+            last = np.maximum(self._last[row], at)
+            known = self._survival[row[:, None], until]
+            known *= np.where(until > last[:, None], self._model_wide(last, until, limit, beyond_all), 1.0)
             beyond = self._beyond[row, at]
             known *= (beyond / (beyond + CLASS_PRIOR) / np.maximum(self._survival[row, at], _TINY))[:, None]
             alive[own] *= (CLASS_PRIOR / (beyond + CLASS_PRIOR))[:, None]
             alive[own] += known
             seen[own] = beyond + np.minimum(basis, CLASS_PRIOR)
         return np.minimum(alive, 1.0), seen  # rounding may exceed 1
+
+    def _model_wide(self, at: Points, until: Points, limit: Floats, beyond_all: Floats) -> Floats:
+        """float32 [n, h]: P(length > until | length > at) by the model-wide curve and what is believed without it.
+
+        Args:
+            at, until: int16 [n], [n, h]: points of `SCALE`.
+            limit: float32 [n]: logarithm of max_tokens.
+            beyond_all: float32 [n, h]: max(0, limit - log(until)), in proportion to the prior's P(length > until).
+        """
+        seen = self._beyond[0][at]
+        weight = seen / (seen + MODEL_PRIOR)
+        longest = np.maximum(limit - _LOG[np.maximum(at, self._last[0])], _TINY)
+        known = np.minimum(beyond_all / longest[:, None], 1.0)
+        known *= self._survival[0][until]
+        known *= (weight / np.maximum(self._survival[0][at], _TINY))[:, None]
+        known += beyond_all * ((1.0 - weight) / np.maximum(limit - _LOG[at], _TINY))[:, None]
+        return known
 
     def remaining(self, request_class: str, generated: int, max_tokens: int) -> Remaining:
         """Mean and variance of the tokens still to come, of a running output with `generated` < `max_tokens`."""
@@ -261,27 +291,13 @@ class LengthCurves:
         for each in {0, row}:
             if self._is_due(each):
                 self._build(each)
-        mean, square = float(most), float(most) ** 2
-        for each, prior in ((0, MODEL_PRIOR), (row, CLASS_PRIOR)):
-            if each == 0 and prior == CLASS_PRIOR:
-                continue
-            point = int(_DOWN[min(generated, MAX_LENGTH)])
-            seen = float(self._beyond[each, point])
-            if seen > 0:
-                weight = seen / (seen + prior)
-                first, second = self._moments(each, generated, max_tokens)
-                mean += weight * (first - mean)
-                square += weight * (second - square)
-        return Remaining(mean, max(0.0, square - mean * mean))
-
-    def _moments(self, row: int, generated: int, max_tokens: int) -> tuple[float, float]:
-        """First and second moment of min(length, max_tokens) - generated on one curve, given length > generated."""
         first, last = int(_DOWN[min(generated, MAX_LENGTH)]), int(_DOWN[min(max_tokens - 1, MAX_LENGTH)])
-        alive = self._survival[row, first : last + 1].astype(np.float64)
         start = np.maximum(SCALE[first : last + 1], generated) - generated
         end = np.minimum(SCALE[first : last + 1] + _WIDTH[first : last + 1], max_tokens) - generated
+        alive = self.survival(np.array([row]), np.array([generated]), np.array([most]), start)[0][0].astype(np.float64)
         # E[R] is the sum over t >= 0 of P(R > t), E[R^2] that of (2 t + 1) P(R > t).
-        return float(alive @ (end - start)) / float(alive[0]), float(alive @ (end**2 - start**2)) / float(alive[0])
+        mean, square = float(alive @ (end - start)), float(alive @ (end**2 - start**2))
+        return Remaining(mean, max(0.0, square - mean * mean))
 
     def shortest(self, request_class: str, enough: float = 100.0) -> int:
         """Tokens of the class's shortest output in memory; 1 with fewer than `enough` effective observations."""

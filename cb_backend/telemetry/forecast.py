@@ -6,7 +6,6 @@ An observer on the engine thread, because the length curves belong to it. Asks t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -49,10 +48,9 @@ class ForecastError:
 
 def expected_lengths(curves: LengthCurves, request_class: str, limits: Sequence[int]) -> list[float]:
     """Mean of min(output length, limit) for each limit, by the curves as they are: the sum of P(length > t) over t."""
-    row = np.array([curves.row(request_class)], dtype=np.int64)
-    alive = curves.survival(row, np.zeros(1, dtype=np.int64), SCALE)[0][0].astype(np.float64)
-    area = np.append(0.0, np.cumsum(alive[:-1] * np.diff(SCALE)))  # up to each point of the scale
     wanted = np.asarray(limits, dtype=np.int64)
-    last: Any = np.maximum(np.searchsorted(SCALE, wanted) - 1, 0)  # point below each limit
-    means: list[float] = np.maximum(1.0, area[last] + alive[last] * (wanted - SCALE[last])).tolist()
+    rows = np.full(len(wanted), curves.row(request_class), dtype=np.int64)
+    alive = curves.survival(rows, np.zeros_like(wanted), wanted, SCALE)[0].astype(np.float64)
+    width = np.clip(np.minimum(np.append(SCALE[1:], SCALE[-1] + 1), wanted[:, None]) - SCALE, 0, None)
+    means: list[float] = np.maximum(1.0, (alive * width).sum(axis=1)).tolist()
     return means

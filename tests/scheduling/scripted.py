@@ -64,6 +64,7 @@ def make_request(
     params: SamplingParams | None = None,
     sink: Callable[[TokenDelta], None] | None = None,
     order: int | None = None,
+    stop_ids: frozenset[int] = frozenset({EOS}),
 ) -> list[Request]:
     """The choices of one request. A prompt given as a length has ids that no other request shares."""
     order = next(_order) if order is None else order
@@ -76,7 +77,7 @@ def make_request(
             list(ids),
             params,
             max_tokens,
-            frozenset({EOS}),
+            stop_ids,
             seed=index,
             timings=Timings(0.0),
             sink=sink or (lambda delta: None),

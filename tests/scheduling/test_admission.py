@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import product
 
@@ -35,6 +36,11 @@ def running(name="r", prompt=4, generated=0, max_tokens=16, **fields):
     for key, value in fields.items():
         setattr(request, key, value)
     return request
+
+
+def endless(name="r", prompt=4, generated=0, max_tokens=16, **fields):
+    """A running request that can only be cut: its length is known."""
+    return running(name, prompt, generated, max_tokens, stop_ids=frozenset(), **fields)
 
 
 def admits(admission: Admission, others, candidate, new_blocks=None, shared=0) -> bool:
@@ -80,25 +86,24 @@ def test_an_empty_engine_admits_what_fits_alone(policy):
 # -- forecast ------------------------------------------------------------------------------------------------------
 
 
-def test_blind_forecast_is_the_worst_case_in_time():
+def test_known_lengths_are_the_worst_case_in_time():
     # Everybody runs to max_tokens for sure: 5 blocks each at the same moment.
-    others = [running(str(i)) for i in range(3)]
-    assert admits(make_admission(num_blocks=20), others, running("c"))
-    assert not admits(make_admission(num_blocks=19), others, running("c"))
+    others = [endless(str(i)) for i in range(3)]
+    assert admits(make_admission(num_blocks=20), others, endless("c"))
+    assert not admits(make_admission(num_blocks=19), others, endless("c"))
 
 
-def test_blind_forecast_sees_that_one_ends_before_the_other_grows():
+def test_the_forecast_sees_that_one_ends_before_the_other_grows():
     # The old one ends one step from now with 5 blocks; then the candidate has 2 and grows to 5.
-    old = running("old", generated=15)
-    assert admits(make_admission(num_blocks=6), [old], running("c"))
-    assert not admits(make_admission("worst_case", num_blocks=6), [old], running("c"))
+    old = endless("old", generated=15)
+    assert admits(make_admission(num_blocks=6), [old], endless("c"))
+    assert not admits(make_admission("worst_case", num_blocks=6), [old], endless("c"))
 
 
 def test_an_output_that_cannot_end_by_itself_is_forecast_to_max_tokens():
     lengths = [2] * 1000
-    endless = {"stop_ids": frozenset()}
-    others = [running(str(i), max_tokens=40, **endless) for i in range(2)]
-    assert not admits(make_admission(num_blocks=30, lengths=lengths), others, running("c", max_tokens=40, **endless))
+    others = [endless(str(i), max_tokens=40) for i in range(2)]
+    assert not admits(make_admission(num_blocks=30, lengths=lengths), others, endless("c", max_tokens=40))
     others = [running(str(i), max_tokens=40) for i in range(2)]
     assert admits(make_admission(num_blocks=30, lengths=lengths), others, running("c", max_tokens=40))
 
@@ -127,51 +132,51 @@ def test_a_smaller_risk_admits_less():
 
 def test_few_observations_are_trusted_less_than_many():
     others = [running(str(i), max_tokens=100) for i in range(8)]
-    assert not admits(make_admission(num_blocks=40, lengths=[4] * 3), others, running("c", max_tokens=100))
-    assert admits(make_admission(num_blocks=40, lengths=[4] * 300), others, running("c", max_tokens=100))
+    assert not admits(make_admission(num_blocks=24, lengths=[4] * 3), others, running("c", max_tokens=100))
+    assert admits(make_admission(num_blocks=24, lengths=[4] * 300), others, running("c", max_tokens=100))
 
 
 def test_who_joined_is_counted_in_the_same_round():
     admission = make_admission(num_blocks=11)
-    admission.begin([running()])
-    assert admission.admits(running("a"), 1, 0)
-    admission.add(running("a"), 1)
-    assert not admission.admits(running("b"), 1, 0)
+    admission.begin([endless()])
+    assert admission.admits(endless("a"), 1, 0)
+    admission.add(endless("a"), 1)
+    assert not admission.admits(endless("b"), 1, 0)
 
 
 def test_adding_without_asking_counts_as_well():
     admission = make_admission(num_blocks=11)
-    admission.begin([running()])
-    admission.add(running("a"), 1)
-    assert not admission.admits(running("b"), 1, 0)
+    admission.begin([endless()])
+    admission.add(endless("a"), 1)
+    assert not admission.admits(endless("b"), 1, 0)
 
 
 def test_pending_choices_count_as_sequences_of_their_own():
     # Each grows to 17 stored tokens, 5 blocks, of which 2 are the shared prompt: 5 + 3 + 3, and 5 of another request.
-    leader, *leader.forks = make_request("n3", 8, 10, n=3)
-    other = running(prompt=8, max_tokens=10)
+    leader, *leader.forks = make_request("n3", 8, 10, n=3, stop_ids=frozenset())
+    other = endless(prompt=8, max_tokens=10)
     for policy in ("forecast", "worst_case"):
         assert admits(make_admission(policy, num_blocks=16), [other], leader)
         assert not admits(make_admission(policy, num_blocks=15), [other], leader)
 
 
 def test_pending_choices_of_a_running_request_count():
-    leader, *leader.forks = make_request("n3", 8, 10, n=3)
+    leader, *leader.forks = make_request("n3", 8, 10, n=3, stop_ids=frozenset())
     for policy in ("forecast", "worst_case"):
-        assert admits(make_admission(policy, num_blocks=16), [leader], running("c", prompt=8, max_tokens=10))
-        assert not admits(make_admission(policy, num_blocks=15), [leader], running("c", prompt=8, max_tokens=10))
+        assert admits(make_admission(policy, num_blocks=16), [leader], endless("c", prompt=8, max_tokens=10))
+        assert not admits(make_admission(policy, num_blocks=15), [leader], endless("c", prompt=8, max_tokens=10))
 
 
 @pytest.mark.parametrize("policy", ["forecast", "worst_case"])
 def test_shared_blocks_count_once(policy):
     pool = BlockPool(20, 4)
     prefix = pool.allocate(8)
-    others = [running(str(i), prompt=33, max_tokens=4) for i in range(2)]
+    others = [endless(str(i), prompt=33, max_tokens=4) for i in range(2)]
     for request in others:
         request.blocks = [*prefix, *pool.allocate(1)]
     pool.share(prefix)
     # 8 shared, one private block of 36 tokens each, and a candidate of 8 shared and one private: 11 of 20.
-    candidate = running("c", prompt=33, max_tokens=4)
+    candidate = endless("c", prompt=33, max_tokens=4)
     assert admits(make_admission(policy, 11, pool=pool), others, candidate, 1, shared=8)
     assert not admits(make_admission(policy, 10, pool=pool), others, candidate, 1, shared=8)
 
@@ -180,9 +185,9 @@ def test_a_block_shared_with_one_request_outlives_it():
     # The owner of 8 blocks ends in this step; the candidate keeps the 7 that it shares and grows to 12 blocks, while
     # a third request grows to 12 as well.
     pool = BlockPool(40, 4)
-    owner, third = running("owner", prompt=31, max_tokens=1), running("third", prompt=29, max_tokens=20)
+    owner, third = endless("owner", prompt=31, max_tokens=1), endless("third", prompt=29, max_tokens=20)
     owner.blocks, third.blocks = pool.allocate(8), pool.allocate(8)
-    candidate = running("c", prompt=29, max_tokens=20)
+    candidate = endless("c", prompt=29, max_tokens=20)
     assert admits(make_admission(num_blocks=24, pool=pool), [owner, third], candidate, 1, shared=7)
     assert not admits(make_admission(num_blocks=20, pool=pool), [owner, third], candidate, 1, shared=7)
 
@@ -195,7 +200,7 @@ def test_mean_variance_and_third_moment_equal_an_enumeration():
     rows, shared = np.array([0, 0, NEVER_ENDS]), np.array([0, 1, 0])
     horizons = np.array([0, 1, 4, 9])
     curves.include_running(rows, generated)
-    alive, _basis = curves.survival(rows, generated, horizons)
+    alive, _basis = curves.survival(rows, generated, left, horizons)
     moments = forecast(Sequences(known, generated, left, rows, shared), horizons, curves, 4)
     for h, t in enumerate(horizons.tolist()):
         chances = [float(alive[j, h]) * (t < left[j]) for j in range(3)]
@@ -214,7 +219,9 @@ def test_mean_variance_and_third_moment_equal_an_enumeration():
 def test_the_quantile_covers_a_binomial_use(risk, z):
     # 30 sequences of one block, each still there with probability 0.3: Cornish-Fisher is within one block.
     p, n = 0.3, 30
-    table = np.array([[n * p], [n * p * (1 - p)], [n * p * (1 - p) * (1 - 2 * p)], [0.0], [n * p]], dtype=np.float32)
+    table = np.array(
+        [[n * p], [n * p * (1 - p)], [n * p * (1 - p) * (1 - 2 * p)], [0.0], [0.0], [n * p]], dtype=np.float32
+    )
     draws = np.random.default_rng(0).binomial(n, p, 200_000)
     assert abs(Moments(table).quantile(z)[0] - np.quantile(draws, 1 - risk)) <= 1.0
 
@@ -242,25 +249,25 @@ def test_a_round_without_a_question_costs_no_sum(sums):
 
 
 def test_the_same_question_is_calculated_again_after_eight_rounds(sums):
-    admission, others, candidate = make_admission(num_blocks=5), [running()], running("c")
+    admission, others, candidate = make_admission(num_blocks=5), [endless()], endless("c")
     answers = [admits(admission, others, candidate) for _ in range(17)]
     assert answers == [False] * 17 and len(sums) == 3
 
 
 def test_a_refusal_is_forgotten_when_somebody_leaves_or_another_asks(sums):
-    others = [running(str(i)) for i in range(3)]
-    admission, candidate = make_admission(num_blocks=15), running("c")
+    others = [endless(str(i)) for i in range(3)]
+    admission, candidate = make_admission(num_blocks=15), endless("c")
     assert not admits(admission, others, candidate)
     assert admits(admission, others[:2], candidate)
     assert not admits(admission, others, candidate)
-    assert admits(admission, others, running("small", prompt=1, max_tokens=1))
+    assert admits(admission, others, endless("small", prompt=1, max_tokens=1))
     assert len(sums) == 4
 
 
 def test_who_replaced_another_counts_as_another_running_set(sums):
-    admission, candidate = make_admission(num_blocks=10), running("c")
-    assert not admits(admission, [running("a"), running("b")], candidate)
-    assert admits(admission, [running("a", max_tokens=1), running("b", max_tokens=1)], candidate)
+    admission, candidate = make_admission(num_blocks=10), endless("c")
+    assert not admits(admission, [endless("a"), endless("b")], candidate)
+    assert admits(admission, [endless("a", max_tokens=1), endless("b", max_tokens=1)], candidate)
     assert len(sums) == 2
 
 
@@ -268,14 +275,16 @@ def test_who_replaced_another_counts_as_another_running_set(sums):
 
 
 @pytest.mark.parametrize(
-    "reason, expected", [(FinishReason.STOP, 1 / 3), (FinishReason.LENGTH, 1.0), (FinishReason.ABORT, 1.0)]
+    "reason, known", [(FinishReason.STOP, 0.0), (FinishReason.LENGTH, 1.0), (FinishReason.ABORT, 1.0)]
 )
-def test_only_an_output_that_ended_by_itself_is_an_observed_length(reason, expected):
+def test_only_an_output_that_ended_by_itself_is_an_observed_length(reason, known):
     admission = make_admission()
     admission.finished(running(generated=3, finish_reason=reason))
     admission.curves.include_running(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    alive, _basis = admission.curves.survival(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.array([3]))
-    assert alive[0].tolist() == pytest.approx([expected])
+    zero = np.zeros(1, dtype=np.int64)
+    alive, _basis = admission.curves.survival(zero, zero, np.array([16]), np.array([3]))
+    blind = math.log(16 / 3) / math.log(16)
+    assert alive[0].tolist() == pytest.approx([(known + 0.5 * blind) / 1.5])
 
 
 def test_an_output_that_cannot_end_by_itself_is_no_observation():
@@ -296,8 +305,8 @@ def test_a_class_learns_from_its_requests():
 def test_start_is_estimated_by_littles_law():
     admission = make_admission(num_blocks=1000, block_size=1000, lengths=[100] * 10_000)
     admission.begin([running(str(i)) for i in range(10)])
-    # One of ten ends every ten steps; the prior (0.5 in 10,000.5) adds 50 tokens to the mean of 100.
-    mean = (100 * 10_000 + 0.5 * 1_000_000) / 10_000.5
+    # One of ten ends per a tenth of the mean length; what was believed without observations has the weight 0.5.
+    mean = (100 * 10_000 + 0.5 * LengthCurves().remaining("", 0, 1_000_000).mean) / 10_000.5
     assert admission.seconds_until_start(4, 0.02) == pytest.approx(5 * mean / 10 * 0.02, rel=1e-4)
 
 

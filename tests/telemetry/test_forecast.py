@@ -18,8 +18,8 @@ def learnt(length: int) -> LengthCurves:
     return curves
 
 
-def test_without_observations_max_tokens_are_expected():
-    assert expected_lengths(LengthCurves(), "", [100]) == [100.0]
+def test_without_observations_the_blind_belief_is_expected():
+    assert expected_lengths(LengthCurves(), "", [100]) == pytest.approx([LengthCurves().remaining("", 0, 100).mean])
 
 
 def test_observed_lengths_are_expected_up_to_max_tokens():
