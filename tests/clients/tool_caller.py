@@ -1,4 +1,4 @@
-"""The demo model, taught to call tools by itself: a minute or two of training on tests/clients/tool_examples.py.
+"""The demo model, taught to call tools by itself: two or three minutes of training on tests/clients/tool_examples.py.
 
 With `tool_choice` "auto" nothing forces a call, and the demo model never makes one. What the tests need is a model that
 does, in the words in which the server tells tools to a template that knows none.
@@ -23,7 +23,7 @@ EPOCHS = 2
 BATCH = 4
 LEARNING_RATE = 1e-4
 WARM_UP = 5  # steps
-# How to read tools is in the upper layers; training all of them takes half as long again and teaches no more.
+# Of 30: enough is learned by the upper ones, and training all would take half as long again.
 FROZEN_LAYERS = 15
 
 
@@ -89,7 +89,7 @@ def _batches(taught: list[Any], order: random.Random) -> Iterator[list[Any]]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Two threads wait for each other in every product, five times longer than they save where cores are shared."""
+    """Where cores are shared two threads wait for each other in every product: a step took five times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
