@@ -51,6 +51,7 @@ class Outcome:
     preemptions: int
     recomputed: float
     requests_per_1000_steps: float
+    steps: int
     seconds: float
 
 
@@ -136,6 +137,7 @@ def replay(
         counts["preemptions_recompute"] + counts["preemptions_swap"],
         counts["recomputed_tokens"] / counts["computed_tokens"],
         1000 * saturated_ends / saturated_steps,
+        steps,
         time.perf_counter() - started,
     )
 
