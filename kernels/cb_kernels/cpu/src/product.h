@@ -35,13 +35,33 @@ inline const uint32_t* block_of(const Product& p, int block) {
 
 #if defined(__AMX_BF16__)
 
-// 32 rows (or, alone, the last 16) by 32 outputs.
-// Asks memory on the way for `lines` of 64 bytes per step from `ahead` on.
+// The rows of one panel of a block, whose sums are complete.
+class Panel {
+ public:
+  Panel(const Product& p, int block) : p_(p), block_(block) {}
+  void begin(const float (*sums)[kTileWords], int row, int count) { sums_ = sums, row_ = row, left_ = count, done_ = 0; }
+  // Finishes up to `count` more rows.
+  void finish(int count) {
+    for (; count > 0 && done_ < left_; count--, done_++)
+      finish_row(p_, block_, row_ + done_, load(sums_[done_ / 16 * 2] + done_ % 16 * 16),
+                 load(sums_[done_ / 16 * 2 + 1] + done_ % 16 * 16));
+  }
+
+ private:
+  const Product& p_;
+  const int block_;
+  const float (*sums_)[kTileWords] = nullptr;
+  int row_ = 0, left_ = 0, done_ = 0;
+};
+
+// 32 rows (or, alone, the last 16) by 32 outputs. While the tiles multiply, the vector units finish `before`, and memory is
+// asked for `lines` of 64 bytes per step from `ahead` on.
 template <int rows16>
-inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, const char* ahead, int lines,
+inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, const char* ahead, int lines, Panel& before,
                            float (*sums)[kTileWords]) {
   const bf16* x = reinterpret_cast<const bf16*>(p.x) + row * p.x_row;
   const int64_t pitch = p.x_row * sizeof(bf16);
+  const int finished = (kBlock + p.depth_tiles - 1) / p.depth_tiles;
   _tile_zero(0);
   _tile_zero(1);
   if (rows16 == 2) {
@@ -61,6 +81,7 @@ inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, co
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    before.finish(finished);
   }
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
@@ -72,18 +93,21 @@ inline void multiply_tiles(const Product& p, const uint32_t* weight, int row, co
 
 // While a block is multiplied, the one behind it, which this thread takes next, is brought from memory bit by bit.
 void product(const Product* p, int block, int begin, int end) {
-  alignas(64) float sums[4][kTileWords];
+  alignas(64) float sums[2][4][kTileWords];
   configure_tiles();
   const uint32_t* weight = block_of(*p, block);
   const int step_lines = 2 * kTileWords * 4 / 64, panels = (end - begin + 31) / 32, lines = (step_lines + panels - 1) / panels;
   const char* ahead = reinterpret_cast<const char*>(weight + p->depth_tiles * 2 * kTileWords);
-  for (int row = begin; row < end; row += 32, ahead += p->depth_tiles * lines * 64) {
+  Panel panel(*p, block);
+  int buffer = 0;
+  for (int row = begin; row < end; row += 32, ahead += p->depth_tiles * lines * 64, buffer = 1 - buffer) {
     const int count = least(32, end - row);
-    if (count <= 16) multiply_tiles<1>(*p, weight, row, ahead, lines, sums);
-    else multiply_tiles<2>(*p, weight, row, ahead, lines, sums);
-    for (int r = 0; r < count; r++)
-      finish_row(*p, block, row + r, load(sums[r / 16 * 2] + r % 16 * 16), load(sums[r / 16 * 2 + 1] + r % 16 * 16));
+    if (count <= 16) multiply_tiles<1>(*p, weight, row, ahead, lines, panel, sums[buffer]);
+    else multiply_tiles<2>(*p, weight, row, ahead, lines, panel, sums[buffer]);
+    panel.finish(kBlock);
+    panel.begin(sums[buffer], row, count);
   }
+  panel.finish(kBlock);
   _tile_release();
 }
 
