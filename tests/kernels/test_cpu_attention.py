@@ -58,12 +58,12 @@ def make_case(
 def attend(library: Library, case: Case, **options: object) -> torch.Tensor:
     out = torch.full_like(case.q, float("nan"))
     batch = library.batch(case.block_tables, case.seq_lens, case.cu_seqlens)
-    batch.attend(case.q, case.k_cache, case.v_cache, out, scale=case.q.shape[2] ** -0.5, **options)  # type: ignore[arg-type]
+    batch.attend(case.q, case.k_cache, case.v_cache, out, **{"scale": case.q.shape[2] ** -0.5, **options})  # type: ignore[arg-type]
     return out
 
 
 def assert_close(case: Case, out: torch.Tensor, **options: object) -> None:
-    exact = reference_attention(case.q.double(), *case[1:], scale=case.q.shape[2] ** -0.5, **options)  # type: ignore[arg-type]
+    exact = reference_attention(case.q.double(), *case[1:], **{"scale": case.q.shape[2] ** -0.5, **options})  # type: ignore[arg-type]
     if out.dtype == torch.float32:
         assert (out.double() - exact).abs().max().item() <= 2e-6
         return
@@ -115,6 +115,13 @@ def test_window_softcap_and_sinks(
     if "sinks" in options:
         options = {**options, "sinks": torch.tensor([-2.0, 0.0, 0.5, 1.0, 4.0, 30.0])}
     assert_close(case, attend(library, case, **options), **options)
+
+
+@pytest.mark.parametrize("dtype", BOTH, ids=str)
+@pytest.mark.parametrize("scale", [-0.125, 0.0])
+def test_the_scale_may_have_any_sign(library: Library, scale: float, dtype: torch.dtype) -> None:
+    case = make_case(*RAGGED["mixed"], (6, 2), 64, 32, dtype)
+    assert_close(case, attend(library, case, scale=scale), scale=scale)
 
 
 def test_blocks_that_left_the_window_are_never_read(library: Library) -> None:

@@ -32,6 +32,39 @@ inline void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
+// The 16 x 16 transpose of rows `from` (pitch in floats).
+inline void transpose(const Vec* from, Vec* to) {
+  Vec a[16], b[16];
+  for (int i = 0; i < 16; i++) a[i] = from[i];
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      a[i + 2 * j] = _mm512_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
+      a[i + 2 * j + 1] = _mm512_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
+    }
+  for (int i = 0; i < 4; i++) {
+    b[i] = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88);
+    b[4 + i] = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xdd);
+    b[8 + i] = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88);
+    b[12 + i] = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 4; i++) {
+    to[i] = _mm512_shuffle_f32x4(b[i], b[8 + i], 0x88);
+    to[8 + i] = _mm512_shuffle_f32x4(b[i], b[8 + i], 0xdd);
+    to[4 + i] = _mm512_shuffle_f32x4(b[4 + i], b[12 + i], 0x88);
+    to[12 + i] = _mm512_shuffle_f32x4(b[4 + i], b[12 + i], 0xdd);
+  }
+}
+
+inline void transpose(const float* from, int pitch, Vec* to) {
+  Vec rows[16];
+  for (int i = 0; i < 16; i++) rows[i] = load(from + i * pitch);
+  transpose(rows, to);
+}
+
 // q rows as [head_dim padded to 32 / 2][columns] pairs per `columns` rows; rows past the item's repeat its last, which
 // nobody reads.
 template <int columns>
@@ -43,6 +76,20 @@ inline void pack_queries(const Attention& a, const Item& item, int tiles, int pa
       for (int u = 0; u < a.head_dim / 2; u++) std::memcpy(column + u * columns, row + 2 * u, 4);
       for (int u = a.head_dim / 2; u < pairs; u++) column[u * columns] = 0;
     }
+}
+
+// The same for whole tiles: 16 rows' pairs are transposed 16 at a time.
+inline void pack_tile(const Attention& a, const Item& item, int first, int pairs, uint32_t* to) {
+  const bf16* row[kColumns];
+  for (int c = 0; c < kColumns; c++) row[c] = query<bf16>(a, item, least(first + c, item.rows - 1));
+  for (int u = 0; u < pairs; u += kPairs) {
+    const int left = a.head_dim / 2 - u;
+    const __mmask16 mask = left >= kPairs ? 0xffff : (1u << most(left, 0)) - 1;
+    Vec x[kColumns];
+    for (int c = 0; c < kColumns; c++) x[c] = _mm512_maskz_loadu_ps(mask, row[c] + 2 * u);
+    transpose(x, x);
+    for (int i = 0; i < kPairs; i++) store(reinterpret_cast<float*>(to + (u + i) * kColumns), x[i]);
+  }
 }
 
 // V rows of keys [first, first + 32) as [head_dim padded to 32 / 16 tiles][16 key pairs][16] pairs; keys out of [begin, end)
@@ -71,33 +118,6 @@ inline void unpermute(const float* low, const float* high, float* to) {
   const Vec a = load(low), b = load(high);
   store(to, _mm512_permutex2var_ps(a, first, b));
   store(to + 16, _mm512_permutex2var_ps(a, second, b));
-}
-
-// The 16 x 16 transpose of rows `from` (pitch in floats).
-inline void transpose(const float* from, int pitch, Vec* to) {
-  Vec a[16], b[16];
-  for (int i = 0; i < 16; i++) a[i] = load(from + i * pitch);
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)
-    for (int j = 0; j < 2; j++) {
-      a[i + 2 * j] = _mm512_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
-      a[i + 2 * j + 1] = _mm512_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
-    }
-  for (int i = 0; i < 4; i++) {
-    b[i] = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88);
-    b[4 + i] = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xdd);
-    b[8 + i] = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88);
-    b[12 + i] = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xdd);
-  }
-  for (int i = 0; i < 4; i++) {
-    to[i] = _mm512_shuffle_f32x4(b[i], b[8 + i], 0x88);
-    to[8 + i] = _mm512_shuffle_f32x4(b[i], b[8 + i], 0xdd);
-    to[4 + i] = _mm512_shuffle_f32x4(b[4 + i], b[12 + i], 0x88);
-    to[12 + i] = _mm512_shuffle_f32x4(b[4 + i], b[12 + i], 0xdd);
-  }
 }
 
 // 32 probabilities as the sum of two bf16 terms.
@@ -193,7 +213,7 @@ void tile_rows(const Attention& a, const Item& item, const Item* next) {
   const int rows = item.rows, dim = a.head_dim, padded = (dim + 31) / 32 * 32, pairs = padded / 2;
   const Logits logits(a);
   tile.see(a, item);
-  pack_queries<kColumns>(a, item, NQ, pairs, q);
+  for (int t = 0; t < NQ; t++) pack_tile(a, item, t * kColumns, pairs, q + t * pairs * kColumns);
   const Visible first = visible(a, item, 0), last = visible(a, item, rows - 1);
   const bool one_split = item.split_end - item.split_begin == 1;
   if (!one_split) std::memset(total, 0, rows * padded * sizeof(float));

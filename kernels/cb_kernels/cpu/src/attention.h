@@ -141,12 +141,11 @@ struct Tile {
   // whether all of them are 1. used: keys of the block, a multiple of 4, after which all probabilities are 0.
   // masked: some row of the tile does not see some key of the block.
   bool step(const Logits& logits, int block, int used, bool masked) {
-    if (masked || logits.capped) {
+    if (!logits.scaled)
       for (int j = 0; j < used; j++)
         for (int n = 0; n < NQ; n++) store(s[j] + n * W, logits(load(s[j] + n * W)));
-      if (masked) mask(block, used);
-    }
-    const Vec factor = masked || logits.capped ? set1(1.f) : logits.factor;
+    if (masked) mask(block, used);
+    const Vec factor = logits.scaled ? logits.factor : set1(1.f);
     constexpr int kHalfBlock = kKeyBlock / 2;
     bool same = true;
     for (int n = 0; n < NQ; n++) {
@@ -154,17 +153,14 @@ struct Tile {
       const Vec lowest = set1(CB_MINUS_INFINITY);
       Vec top[4] = {lowest, lowest, lowest, lowest}, sums[kHalfBlock];
       for (int j = 0; j < used; j += 4)
-        for (int i = 0; i < 4; i++) {
-          const Vec x = mul(load(column + (j + i) * kRows), factor);
-          store(column + (j + i) * kRows, x);
-          top[i] = vmax(x, top[i]);
-        }
-      const Vec old = load(m + n * W);
-      const Vec max = vmax(old, vmax(vmax(top[0], top[1]), vmax(top[2], top[3]))), scale = vexp2(sub(old, max));
+        for (int i = 0; i < 4; i++) top[i] = vmax(load(column + (j + i) * kRows), top[i]);
+      // The largest product is the product of the largest: rounding keeps the order, and the factor is positive.
+      const Vec old = load(m + n * W), highest = mul(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])), factor);
+      const Vec max = vmax(old, highest), scale = vexp2(sub(old, max));
       for (int j = 0; j < kHalfBlock; j++) {  // `sums` start the halving order: key j + key j + kHalfBlock
         sums[j] = zero();
         for (int i = j; i < kKeyBlock; i += kHalfBlock) {
-          const Vec p = i < used ? vexp2(sub(load(column + i * kRows), max)) : zero();
+          const Vec p = i < used ? vexp2(sub(mul(load(column + i * kRows), factor), max)) : zero();
           store(column + i * kRows, p);
           sums[j] = add(sums[j], p);
         }

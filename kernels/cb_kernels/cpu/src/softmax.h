@@ -138,12 +138,13 @@ class Lookahead {
 // Raw dot products to base-2 logits.
 struct Logits {
   Vec factor, inner, cap;
-  bool capped;
+  bool capped, scaled;  // scaled: logits are dot products times a positive factor, and have their order
   explicit Logits(const Attention& a)
       : factor(set1(a.scale * kLog2e)),
         inner(set1(a.softcap > 0.f ? a.scale / a.softcap : 0.f)),
         cap(set1(a.softcap * kLog2e)),
-        capped(a.softcap > 0.f) {}
+        capped(a.softcap > 0.f),
+        scaled(!capped && a.scale > 0.f) {}
   Vec operator()(Vec dot) const { return capped ? mul(vtanh(mul(dot, inner)), cap) : mul(dot, factor); }
 };
 
