@@ -83,35 +83,41 @@ class Admission:
         self._asked: tuple[Request, Moments] | None = None  # the last question, which is usually the next to join
         self._moments = Moments(np.zeros((6, 1), dtype=np.float32))
         self._overlap: Floats | float = 1.0
+        self._end = 0  # tokens that are looked ahead
         self._typical_of: tuple[int, int] | None = None
         self._typical_length = 1.0
         self._contested = False  # whether a larger reserve would have refused the last one that was admitted
-        self._shared: list[int] = []  # blocks of each running request that are counted in `_persistent`
-        self._joined: list[Member] = []  # in this round
+        self._members: list[Member] = []  # who runs, with those that joined in this round
 
     # -- AdmissionPolicy --------------------------------------------------------------------------------------------
 
     def begin(self, running: Sequence[Request]) -> None:
         """Starts a round of questions about this running set."""
         self._running = running
+        self._members = []
         self._count = len(running)
         self._asked = None
         self._contested = False
         self._begun = False
 
-    def _sum_up(self) -> None:
-        """The sums of the round, made when first needed: in most rounds nobody fits, or the answer is known."""
-        if self._begun or self.policy == "prompt":
+    def _sum_up(self, candidate: Request) -> None:
+        """The sums of the round, made when first needed: in most rounds nobody fits, or the answer is known. And made
+        again for a candidate that may go on for longer than was looked ahead."""
+        if self.policy == "prompt":
             return
+        left = candidate.max_tokens - candidate.num_output
+        if self._begun and (self.policy == "worst_case" or left <= self._end):
+            return
+        everybody = [member.request for member in self._members] if self._begun else self._running
         self._begun = True
-        running = self._running
-        self._shared = shared = self._shared_blocks(running)
-        self._joined = []
-        self._persistent = self._distinct(running, shared)
+        self._count = len(everybody)
+        shared = self._shared_blocks(everybody)
+        self._members = [Member(*pair) for pair in zip(everybody, shared, strict=True)]
+        self._persistent = self._distinct(everybody, shared)
         if self.policy == "worst_case":
-            self._reserved = sum(self._worst(r, own) for r, own in zip(running, shared, strict=True))
+            self._reserved = sum(self._worst(r, own) for r, own in self._members)
         else:
-            self._begin_forecast(running, shared)
+            self._begin_forecast(everybody, shared, candidate.max_tokens, left)
 
     def admits(self, candidate: Request, new_blocks: int, shared_blocks: int) -> bool:
         """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
@@ -119,7 +125,7 @@ class Admission:
             return new_blocks <= self.num_blocks
         if self._refused is not None and self._refused.again(candidate, self._running):
             return False
-        self._sum_up()
+        self._sum_up(candidate)
         if self.policy == "worst_case":
             return self._persistent + self._reserved + self._worst(candidate, shared_blocks) <= self.num_blocks
         joined = self._sequences(candidate, new_blocks)
@@ -139,7 +145,7 @@ class Admission:
 
     def add(self, candidate: Request, new_blocks: int) -> None:
         """`candidate` joined: later questions of this round count it."""
-        self._sum_up()
+        self._sum_up(candidate)
         self._count += 1 + len(candidate.forks)
         if self.policy == "worst_case":
             self._reserved += self._worst(candidate, self._blocks(candidate.num_known) - new_blocks)
@@ -148,11 +154,10 @@ class Admission:
             if joined is None or asked is not candidate:
                 joined = self._sequences(candidate, new_blocks)
             self._moments = self._moments.plus(joined)
-            self._joined += self._with_choices(candidate, self._blocks(candidate.num_known) - new_blocks)
+            self._members.append(Member(candidate, self._blocks(candidate.num_known) - new_blocks))
             if self._contested:
-                before = zip(self._running, self._shared, strict=True)
-                members = [member for request, own in before for member in self._with_choices(request, own)]
-                self.reserve.admitted(members + self._joined, self._persistent)
+                sequences = [sequence for member in self._members for sequence in self._with_choices(*member)]
+                self.reserve.admitted(sequences, self._persistent)
 
     def finished(self, request: Request) -> None:
         """`request` ended: its length is an observation, a censored one unless it ended by itself."""
@@ -229,7 +234,8 @@ class Admission:
         private = sum(len(request.blocks) for request in running) - sum(shared)
         return max(0, min(self.pool.num_used - private, sum(shared)))
 
-    def _begin_forecast(self, running: Sequence[Request], shared: Sequence[int]) -> None:
+    def _begin_forecast(self, running: Sequence[Request], shared: Sequence[int], max_tokens: int, left: int) -> None:
+        """Sums up `running`, looking as far ahead as they go on, or a candidate that has `left` of `max_tokens`."""
         row_of = self._row
         columns = [
             [len(r.token_ids) + r.num_in_flight for r in running],
@@ -241,7 +247,10 @@ class Admission:
         known, prompt, most, rows, own = np.array(columns, dtype=np.int64).reshape(5, -1)
         sequences = Sequences(known, known - prompt, most - (known - prompt), rows, own)
         self.curves.include_running(rows, sequences.generated)
-        self._horizons = choose_horizons(self._typical(int(most.max())) if running else 1.0, sequences.left)
+        typical = self._typical(max(max_tokens, most.max(initial=0)))
+        everybody_left = np.append(sequences.left, left)
+        self._end = int(everybody_left.max())
+        self._horizons = choose_horizons(typical, everybody_left)
         self._overlap = overlap(sequences.generated, self._horizons)
         self._moments = forecast(sequences, self._horizons, self.curves, self.block_size)
         for request in running:
@@ -252,7 +261,7 @@ class Admission:
     def _typical(self, max_tokens: int) -> float:
         """Mean output length of whatever class, calculated once for each version of the curves."""
         if self._typical_of != (self.curves.version, max_tokens):
-            self._typical_length = self.curves.remaining("", 0, max_tokens).mean
+            self._typical_length = self.curves.remaining("", 0, int(max_tokens)).mean
             self._typical_of = (self.curves.version, max_tokens)
         return self._typical_length
 

@@ -151,6 +151,36 @@ def test_adding_without_asking_counts_as_well():
     assert not admission.admits(endless("b"), 1, 0)
 
 
+def test_a_burst_into_an_idle_engine_is_forecast_like_any_other():
+    admission = make_admission(num_blocks=10)  # each takes 1 block now and 5 in the end
+    admission.begin([])
+    admission.add(endless("first"), 1)
+    assert admission.admits(endless("second"), 1, 0)
+    admission.add(endless("second"), 1)
+    assert not admission.admits(endless("third"), 1, 0)
+
+
+def test_it_is_looked_ahead_as_far_as_a_candidate_goes_on():
+    admission = make_admission(num_blocks=15)  # the one that runs ends in 2 steps; each of the others needs 11 blocks
+    admission.begin([endless(generated=14)])
+    assert admission.admits(endless("a", max_tokens=40), 1, 0)
+    admission.add(endless("a", max_tokens=40), 1)
+    assert not admission.admits(endless("b", max_tokens=40), 1, 0)
+    assert admission.admits(endless("c", max_tokens=3), 1, 0)
+
+
+def test_who_joined_still_counts_when_it_is_looked_further_ahead():
+    admission = make_admission(num_blocks=15)
+    admission.begin([endless(generated=14)])
+    for name in "ab":  # 3 blocks each at most, for the next 7 steps
+        assert admission.admits(endless(name, max_tokens=8), 1, 0)
+        admission.add(endless(name, max_tokens=8), 1)
+    assert not admission.admits(endless("c", max_tokens=60), 11, 0)  # 11 now, and 5 of the one that runs: too many
+    assert admission.admits(endless("d", max_tokens=40), 1, 0)
+    admission.add(endless("d", max_tokens=40), 1)
+    assert not admission.admits(endless("e", max_tokens=41), 1, 0)
+
+
 def test_pending_choices_count_as_sequences_of_their_own():
     # Each grows to 17 stored tokens, 5 blocks, of which 2 are the shared prompt: 5 + 3 + 3, and 5 of another request.
     leader, *leader.forks = make_request("n3", 8, 10, n=3, stop_ids=frozenset())
@@ -238,7 +268,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     summed_up = Admission._begin_forecast
     monkeypatch.setattr(
-        Admission, "_begin_forecast", lambda self, running, shared: made.append(1) or summed_up(self, running, shared)
+        Admission, "_begin_forecast", lambda self, *everything: made.append(1) or summed_up(self, *everything)
     )
     return made
 
