@@ -184,7 +184,7 @@ def build(config: EngineConfig) -> Parts:
         ModelError: the model or the memory does not allow serving; the message says what to do.
     """
     threads = choose_threads(config.num_threads)
-    with _computing_alone():
+    with computing_alone():
         parts = _build(config, threads.count)
     if parts.loaded.device.type == "cpu":
         logger.info(
@@ -198,7 +198,7 @@ def build(config: EngineConfig) -> Parts:
 
 
 @contextmanager
-def _computing_alone() -> Iterator[None]:
+def computing_alone() -> Iterator[None]:
     """Loads on one core, so that the engine thread gets the cores later.
 
     OpenMP keeps a pool of threads for every thread that ever computed in parallel, and once the pools together are

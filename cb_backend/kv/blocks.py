@@ -31,6 +31,11 @@ class _Node:
     key: tuple[int | str, tuple[int, ...]]
 
 
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that so many tokens fill or begin."""
+    return -(-num_tokens // block_size)
+
+
 class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -61,7 +66,7 @@ class BlockPool:
         return self.num_blocks - self.available
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return blocks_for(num_tokens, self.block_size)
 
     def refs(self, block: int) -> int:
         return self._refs[block]

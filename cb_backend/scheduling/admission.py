@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ..config import AdmissionConfig
+from ..kv.blocks import blocks_for
 from ..request import FinishReason, Request
 from .forecast import Floats, Moments, Sequences, choose_horizons, forecast, overlap
 from .lengths import NEVER_ENDS, Ints, LengthCurves
-from .reserve import Member, Reserve
+from .reserve import Member, Reserve, most_blocks
 
 _ASK_AGAIN = 8  # rounds after which the same question about the same running set is calculated again
 
@@ -34,6 +35,14 @@ class PoolUse(Protocol):
     def num_used(self) -> int: ...
 
     def refs(self, block: int) -> int: ...
+
+
+class _Asked(NamedTuple):
+    """The last question, which is usually about the next to join."""
+
+    candidate: Request
+    moments: Moments
+    contested: bool  # admitted, but not with the largest reserve
 
 
 class _Refused:
@@ -80,13 +89,9 @@ class Admission:
         self._persistent = 0  # blocks shared by several of them
         self._reserved = 0  # worst_case: private blocks of everybody at max_tokens
         self._horizons: Ints = np.zeros(1, dtype=np.int64)
-        self._asked: tuple[Request, Moments] | None = None  # the last question, which is usually the next to join
+        self._asked: _Asked | None = None
         self._moments = Moments(np.zeros((6, 1), dtype=np.float32))
         self._overlap: Floats | float = 1.0
-        self._end = 0  # tokens that are looked ahead
-        self._typical_of: tuple[int, int] | None = None
-        self._typical_length = 1.0
-        self._contested = False  # whether a larger reserve would have refused the last one that was admitted
         self._members: list[Member] = []  # who runs, with those that joined in this round
 
     # -- AdmissionPolicy --------------------------------------------------------------------------------------------
@@ -97,7 +102,6 @@ class Admission:
         self._members = []
         self._count = len(running)
         self._asked = None
-        self._contested = False
         self._begun = False
 
     def _sum_up(self, candidate: Request) -> None:
@@ -106,7 +110,7 @@ class Admission:
         if self.policy == "prompt":
             return
         left = candidate.max_tokens - candidate.num_output
-        if self._begun and (self.policy == "worst_case" or left <= self._end):
+        if self._begun and (self.policy == "worst_case" or left <= self._horizons[-1] + 1):
             return
         everybody = [member.request for member in self._members] if self._begun else self._running
         self._begun = True
@@ -129,18 +133,16 @@ class Admission:
         if self.policy == "worst_case":
             return self._persistent + self._reserved + self._worst(candidate, shared_blocks) <= self.num_blocks
         joined = self._sequences(candidate, new_blocks)
-        self._asked = (candidate, joined)
         together = self._moments.plus(joined)
         # Blocks shared with one request so far outlive it if the candidate does.
         inherited = max(0, shared_blocks - self._persistent) * (1.0 - self._moments.alive / self._count)
         lasting = self._persistent + inherited * np.minimum(joined.alive, 1.0)
         admitted = bool((together.quantile(self.reserve.z, self._overlap) + lasting).max() <= self.num_blocks)
-        if admitted:
-            self._refused = None
-            most = together.quantile(self.reserve.most, self._overlap)
-            self._contested = bool((most + lasting).max() > self.num_blocks)
-        else:
-            self._refused = _Refused(candidate, self._running)
+        contested = admitted and bool(
+            (together.quantile(self.reserve.most, self._overlap) + lasting).max() > self.num_blocks
+        )
+        self._asked = _Asked(candidate, joined, contested)
+        self._refused = None if admitted else _Refused(candidate, self._running)
         return admitted
 
     def add(self, candidate: Request, new_blocks: int) -> None:
@@ -150,12 +152,11 @@ class Admission:
         if self.policy == "worst_case":
             self._reserved += self._worst(candidate, self._blocks(candidate.num_known) - new_blocks)
         elif self.policy == "forecast":
-            asked, joined = self._asked or (None, None)
-            if joined is None or asked is not candidate:
-                joined = self._sequences(candidate, new_blocks)
+            asked = self._asked if self._asked is not None and self._asked.candidate is candidate else None
+            joined = self._sequences(candidate, new_blocks) if asked is None else asked.moments
             self._moments = self._moments.plus(joined)
             self._members.append(Member(candidate, self._blocks(candidate.num_known) - new_blocks))
-            if self._contested:
+            if asked is not None and asked.contested:
                 sequences = [sequence for member in self._members for sequence in self._with_choices(*member)]
                 self.reserve.admitted(sequences, self._persistent)
 
@@ -201,7 +202,7 @@ class Admission:
     # -- the parts of the sum ---------------------------------------------------------------------------------------
 
     def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return blocks_for(num_tokens, self.block_size)
 
     def _row(self, request: Request) -> int:
         if request.stop_ids or request.constraint is not None or request.params.stop:
@@ -210,7 +211,7 @@ class Admission:
 
     def _worst(self, request: Request, shared: int) -> int:
         """Blocks that `request` and its pending choices need at most, without `shared` ones."""
-        whole = self._blocks(request.prompt_len + max(0, request.max_tokens - 1))  # the last token is never stored
+        whole = most_blocks(request, self.block_size)
         return whole - shared + len(request.forks) * (whole - request.prompt_len // self.block_size)
 
     def _shared_blocks(self, running: Sequence[Request]) -> list[int]:
@@ -247,23 +248,14 @@ class Admission:
         known, prompt, most, rows, own = np.array(columns, dtype=np.int64).reshape(5, -1)
         sequences = Sequences(known, known - prompt, most - (known - prompt), rows, own)
         self.curves.include_running(rows, sequences.generated)
-        typical = self._typical(max(max_tokens, most.max(initial=0)))
-        everybody_left = np.append(sequences.left, left)
-        self._end = int(everybody_left.max())
-        self._horizons = choose_horizons(typical, everybody_left)
+        typical = self.curves.remaining("", 0, max(max_tokens, int(most.max(initial=0)))).mean
+        self._horizons = choose_horizons(typical, np.append(sequences.left, left))
         self._overlap = overlap(sequences.generated, self._horizons)
         self._moments = forecast(sequences, self._horizons, self.curves, self.block_size)
         for request in running:
             if request.forks:
                 self._count += len(request.forks)
                 self._moments = self._moments.plus(self._choices(request))
-
-    def _typical(self, max_tokens: int) -> float:
-        """Mean output length of whatever class, calculated once for each version of the curves."""
-        if self._typical_of != (self.curves.version, max_tokens):
-            self._typical_length = self.curves.remaining("", 0, int(max_tokens)).mean
-            self._typical_of = (self.curves.version, max_tokens)
-        return self._typical_length
 
     def _sequences(self, candidate: Request, new_blocks: int) -> Moments:
         """The candidate and its pending choices."""

@@ -123,7 +123,6 @@ class LengthCurves:
         self._beyond = np.zeros((rows, _POINTS), dtype=np.float32)  # effective observations beyond the point
         self._last = np.zeros(rows, dtype=np.int16)  # the last point that somebody is known to have got to
         self._age = np.zeros(rows, dtype=np.int64)  # calls of `include_running` since the row's tables were made
-        self.version = 0  # changes with the tables
         # Rows and points of the running requests, as of the last `include_running`.
         self._running = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int16)
 
@@ -227,7 +226,6 @@ class LengthCurves:
         self._beyond[row] = np.append(at_risk[1:], 0.0)
         self._last[row] = max(0, int(np.count_nonzero(at_risk)) - 1)
         self._stale[row] = self._age[row] = 0
-        self.version += 1
 
     def survival(self, rows: Ints, generated: Ints, left: Ints, horizons: Ints) -> tuple[Floats, Floats]:
         """Chances that outputs go on, from the tables as they are.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
+from ..kv.blocks import blocks_for
 from ..request import Request
 
 STEP = 0.5
@@ -23,6 +24,11 @@ AIM = 0.6  # of the risk: verdicts come late, and a promise is to be kept
 LEAST = 0.0  # the mean is always kept free
 MORE = 2.0  # and no more than this above where a right forecast would stay
 _WATCHED = 1024  # members of open verdicts: bounds the cost of an ending
+
+
+def most_blocks(request: Request, block_size: int) -> int:
+    """Blocks that `request` holds at most, if it runs to max_tokens: its last token is never stored."""
+    return blocks_for(request.prompt_len + max(0, request.max_tokens - 1), block_size)
 
 
 class Member(NamedTuple):
@@ -62,7 +68,7 @@ class Reserve:
         if self._open and self.watched + len(members) > _WATCHED:
             return
         private = common - sum(shared for _request, shared in members)
-        worst = private + sum(self._worst(request) for request, _shared in members)
+        worst = private + sum(most_blocks(request, self._block_size) for request, _shared in members)
         self._open.append(_Verdict(dict(members), private, worst))
         self.watched += len(members)
 
@@ -72,7 +78,7 @@ class Reserve:
         if not concerned:
             return
         held = {member: self._held(member) for member in set().union(*(verdict.left for verdict in concerned))}
-        worst = self._worst(request)
+        worst = most_blocks(request, self._block_size)
         for verdict in concerned:
             use = verdict.common + sum(map(held.__getitem__, verdict.left))
             shared = verdict.left.pop(request)
@@ -91,10 +97,4 @@ class Reserve:
 
     def _held(self, request: Request) -> int:
         """Blocks that it had in the step that is settled now: its newest token is not stored yet."""
-        return self._blocks(max(request.prompt_len, request.num_known - 1))
-
-    def _worst(self, request: Request) -> int:
-        return self._blocks(request.prompt_len + max(0, request.max_tokens - 1))
-
-    def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return blocks_for(max(request.prompt_len, request.num_known - 1), self._block_size)

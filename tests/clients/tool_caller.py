@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cb_backend.assembly import computing_alone
 from cb_backend.text.chat import ChatTemplate, check_messages
 from cb_backend.text.tools import conversation_with_tools
 from tests.clients.tool_examples import Example, examples
@@ -38,7 +38,8 @@ def teach(source: Path, target: Path, seed: int = 0) -> int:
     chat = ChatTemplate(tokenizer)
     taught = [_tokens(chat, example) for example in examples()]
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    with _one_thread():
+    # Where cores are shared two threads wait for each other in every product: a step took five times as long.
+    with computing_alone():
         steps = _train(model, taught, random.Random(seed))
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
@@ -85,14 +86,3 @@ def _batches(taught: list[Any], order: random.Random) -> Iterator[list[Any]]:
     for _ in range(EPOCHS):
         shuffled = order.sample(taught, len(taught))
         yield from (shuffled[i : i + BATCH] for i in range(0, len(shuffled), BATCH))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Where cores are shared two threads wait for each other in every product: a step took five times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

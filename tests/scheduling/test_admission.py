@@ -14,7 +14,7 @@ from cb_backend.kv.blocks import BlockPool
 from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason
 from cb_backend.scheduling.admission import Admission
-from cb_backend.scheduling.forecast import Moments, Sequences, choose_horizons, forecast
+from cb_backend.scheduling.forecast import Moments, Sequences, choose_horizons, forecast, overlap
 from cb_backend.scheduling.lengths import NEVER_ENDS, LengthCurves
 
 from .scripted import make_request, make_scheduler, step
@@ -254,6 +254,30 @@ def test_the_quantile_covers_a_binomial_use(risk, z):
     )
     draws = np.random.default_rng(0).binomial(n, p, 200_000)
     assert abs(Moments(table).quantile(z)[0] - np.quantile(draws, 1 - risk)) <= 1.0
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_the_uncertainty_of_the_curves_counts_as_far_as_two_outputs_share_it(part):
+    # Two outputs with variances of 8, and with standard deviations of 2 by the curves: their covariance is 2 x 2 x 2.
+    table = np.array([[10.0], [16.0], [0.0], [4.0], [8.0], [2.0]], dtype=np.float32)
+    moments = Moments(table)
+    expected = 10.0 + math.sqrt(16.0 + part * (4.0**2 - 8.0))
+    assert moments.quantile(1.0, part)[0] == pytest.approx(expected)
+    assert moments.quantile(1.0, np.array([part], dtype=np.float32))[0] == pytest.approx(expected)
+
+
+def test_outputs_overlap_as_the_mean_over_their_pairs():
+    generated = np.arange(400)
+    apart = np.abs(generated[:, None] - generated)
+    for t, part in zip((1, 40, 200, 400, 900), overlap(generated, np.array([1, 40, 200, 400, 900])), strict=True):
+        assert part == pytest.approx(np.maximum(0.0, 1.0 - apart / t).mean(), abs=3e-3)
+
+
+@pytest.mark.parametrize("generated", [[], [7], [7, 7, 7]])
+def test_outputs_at_one_place_share_all_that_is_long(generated):
+    assert overlap(np.array(generated, dtype=np.int64), np.array([0, 1, 1000])).tolist() == pytest.approx(
+        [0.0, 2 / 3, 1.0], abs=1e-3
+    )
 
 
 def test_horizons_begin_now_and_end_before_the_last_end():

@@ -32,7 +32,7 @@ inline void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
-// The 16 x 16 transpose of rows `from` (pitch in floats).
+// The 16 x 16 transpose; `to` may be `from`.
 inline void transpose(const Vec* from, Vec* to) {
   Vec a[16], b[16];
   for (int i = 0; i < 16; i++) a[i] = from[i];
@@ -59,26 +59,26 @@ inline void transpose(const Vec* from, Vec* to) {
   }
 }
 
+// The same of rows that lie `pitch` floats apart.
 inline void transpose(const float* from, int pitch, Vec* to) {
   Vec rows[16];
   for (int i = 0; i < 16; i++) rows[i] = load(from + i * pitch);
   transpose(rows, to);
 }
 
-// q rows as [head_dim padded to 32 / 2][columns] pairs per `columns` rows; rows past the item's repeat its last, which
-// nobody reads.
+// The item's q rows as [head_dim padded to 32 / 2][columns] pairs; columns past its rows repeat the last one, which nobody
+// reads.
 template <int columns>
-inline void pack_queries(const Attention& a, const Item& item, int tiles, int pairs, uint32_t* to) {
-  for (int t = 0; t < tiles; t++)
-    for (int c = 0; c < columns; c++) {
-      const bf16* row = query<bf16>(a, item, least(t * columns + c, item.rows - 1));
-      uint32_t* column = to + t * pairs * columns + c;
-      for (int u = 0; u < a.head_dim / 2; u++) std::memcpy(column + u * columns, row + 2 * u, 4);
-      for (int u = a.head_dim / 2; u < pairs; u++) column[u * columns] = 0;
-    }
+inline void pack_queries(const Attention& a, const Item& item, int pairs, uint32_t* to) {
+  for (int c = 0; c < columns; c++) {
+    const bf16* row = query<bf16>(a, item, least(c, item.rows - 1));
+    uint32_t* column = to + c;
+    for (int u = 0; u < a.head_dim / 2; u++) std::memcpy(column + u * columns, row + 2 * u, 4);
+    for (int u = a.head_dim / 2; u < pairs; u++) column[u * columns] = 0;
+  }
 }
 
-// The same for whole tiles: 16 rows' pairs are transposed 16 at a time.
+// The same of the 16 rows from `first` on: pairs are transposed 16 at a time.
 inline void pack_tile(const Attention& a, const Item& item, int first, int pairs, uint32_t* to) {
   const bf16* row[kColumns];
   for (int c = 0; c < kColumns; c++) row[c] = query<bf16>(a, item, least(first + c, item.rows - 1));

@@ -91,7 +91,7 @@ void decode_rows(const Attention& a, const Item& item, const Item* next) {
   const int dim = a.head_dim, padded = (dim + 31) / 32 * 32, pairs = padded / 2;
   const Logits logits(a);
   const Visible all = visible(a, item, 0);
-  pack_queries<L>(a, item, 1, pairs, q);
+  pack_queries<L>(a, item, pairs, q);
   std::memset(total, 0, L * padded * sizeof(float));
   store(total_m, set1(kNothing));
   store(total_l, zero());
