@@ -170,15 +170,23 @@ def test_it_is_looked_ahead_as_far_as_a_candidate_goes_on():
 
 
 def test_who_joined_still_counts_when_it_is_looked_further_ahead():
-    admission = make_admission(num_blocks=15)
-    admission.begin([endless(generated=14)])
-    for name in "ab":  # 3 blocks each at most, for the next 7 steps
-        assert admission.admits(endless(name, max_tokens=8), 1, 0)
-        admission.add(endless(name, max_tokens=8), 1)
-    assert not admission.admits(endless("c", max_tokens=60), 11, 0)  # 11 now, and 5 of the one that runs: too many
-    assert admission.admits(endless("d", max_tokens=40), 1, 0)
-    admission.add(endless("d", max_tokens=40), 1)
-    assert not admission.admits(endless("e", max_tokens=41), 1, 0)
+    # 7 steps from now the two that joined have 3 blocks each, and the candidate, which goes on alone to 14, has 11.
+    for joined, admitted in (("", True), ("ab", False)):
+        admission = make_admission(num_blocks=15)
+        admission.begin([endless(generated=14)])
+        for name in joined:
+            assert admission.admits(endless(name, max_tokens=8), 1, 0)
+            admission.add(endless(name, max_tokens=8), 1)
+        assert admission.admits(endless("c", prompt=36, max_tokens=20), 9, 0) is admitted
+
+
+def test_pending_choices_are_judged_with_their_leader():
+    leader, *leader.forks = make_request("n3", 8, 40, n=3)
+    admission = make_admission(num_blocks=22)
+    admission.begin([running(prompt=8, max_tokens=40)])
+    assert admission.admits(leader, 2, 0)
+    admission.add(leader, 2)
+    assert admission.reserve.watched == 4
 
 
 def test_pending_choices_count_as_sequences_of_their_own():

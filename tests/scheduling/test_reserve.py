@@ -93,6 +93,19 @@ def test_shared_blocks_are_counted_once():
     assert (reserve.judged, reserve.overflowed) == (1, 0)
 
 
+def test_blocks_that_one_shared_are_still_there_when_it_has_ended():
+    # 6 blocks in common; the two that are left may need 3 each of their own, and take them: 12 of 10.
+    first, second, third = (sequence(24, max_tokens=13) for _ in range(3))
+    reserve = make_reserve(num_blocks=10)
+    reserve.admitted([Member(request, 6) for request in (first, second, third)], 6)
+    goes_on(first, tokens=1)
+    reserve.ended(first)
+    assert reserve.judged == 0
+    goes_on(second, third, tokens=13)
+    reserve.ended(second)
+    assert (reserve.judged, reserve.overflowed) == (1, 1)
+
+
 def test_it_stays_within_its_bounds():
     reserve = make_reserve(num_blocks=10)
     for overflow, bound in ((True, START + MORE), (False, LEAST)):
