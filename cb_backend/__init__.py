@@ -18,23 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .config import AdmissionConfig, EngineConfig
-from .params import RequestError, SamplingParams
+from .errors import RequestError
+from .params import SamplingParams
 from .request import RequestOutput
 
 if TYPE_CHECKING:
-    from .bento.openai.app import openai_app
     from .bento.runner import to_runner
     from .bento.service import ContinuousBatching, llm_service
     from .bento.timeline import timeline
-    from .engine import Engine
+    from .engine.engine import Engine
+    from .openai.app import openai_app
 
 # Imported when first asked for: the engine loads torch, the others bentoml.
 _LAZY = {
-    "Engine": "engine",
+    "Engine": "engine.engine",
     "ContinuousBatching": "bento.service",
     "llm_service": "bento.service",
     "to_runner": "bento.runner",
-    "openai_app": "bento.openai.app",
+    "openai_app": "openai.app",
     "timeline": "bento.timeline",
 }
 

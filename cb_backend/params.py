@@ -1,4 +1,4 @@
-"""What a client asks of one request's tokens (`SamplingParams`), and how it is told what is wrong (`RequestError`)."""
+"""What a client asks of one request's tokens (`SamplingParams`), and checks of the texts that come with it."""
 
 from __future__ import annotations
 
@@ -7,44 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from .errors import RequestError
+
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_CHOICES = 128
-
-
-class RequestError(ValueError):
-    """A request that cannot be served: what the client gets as a 4xx.
-
-    Attributes:
-        param: the field at fault, as the client named it, or None.
-        status: HTTP status: 400, 404, 413, 429 or 503.
-        code: short machine-readable word, e.g. `context_length_exceeded`.
-        retry_after: seconds after which the same request may succeed (429 and 503).
-        counted: it is in the metric of refusals already.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        status: int = 400,
-        code: str = "invalid_value",
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.status = status
-        self.code = code
-        self.retry_after = retry_after
-        self.counted = False
-
-    def about(self, message: str, param: str | None) -> RequestError:
-        """The same refusal in the words of another interface."""
-        other = RequestError(message, param=param, status=self.status, code=self.code, retry_after=self.retry_after)
-        other.counted = self.counted
-        return other
 
 
 def _one_or_many(value: Any) -> Any:
@@ -132,3 +99,40 @@ def request_error(error: ValidationError) -> RequestError:
     shown = got if len(got) <= 80 else got[:77] + "..."
     where = f"'{param}': " if param else ""
     return RequestError(f"{where}{reason[0].lower() + reason[1:]} (got {shown})", param=param)
+
+
+def check_text(value: Any, name: str) -> str:
+    """A string that a client gave for the field `name`: JSON and Python can spell half of a surrogate pair, which is no
+    character, and which neither a tokenizer nor a span or a metric takes.
+
+    Raises:
+        RequestError: it is no string, or not one of whole characters.
+    """
+    if not isinstance(value, str):
+        raise RequestError(f"'{name}': must be text (got {value!r:.80})", param=name)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = ord(value[error.start])
+        raise RequestError(f"'{name}': holds U+{half:04X}, half of a surrogate pair", param=name) from None
+    return value
+
+
+def check_texts(fields: Any) -> None:
+    """`check_text` for every string in a structure of mappings and sequences, keys included.
+
+    Raises:
+        RequestError: names the way to the first one at fault.
+    """
+    rest = [(fields, "")]
+    while rest:  # a stack of its own: a client's nesting must not exhaust Python's
+        value, where = rest.pop()
+        if isinstance(value, str):
+            check_text(value, where)
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                shown = key if isinstance(key, str) and key.isprintable() else repr(key)
+                check_text(str(key), f"{where}.{shown}".lstrip("."))
+                rest.append((inner, f"{where}.{shown}".lstrip(".")))
+        elif isinstance(value, (list, tuple)):
+            rest += [(inner, f"{where}.{i}") for i, inner in enumerate(value) if not isinstance(inner, (int, float))]

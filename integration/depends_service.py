@@ -31,7 +31,7 @@ class Front:
     async def tell(self, question: str, max_tokens: int = 64) -> AsyncGenerator[str, None]:
         """The answer as it comes, in server-sent events. A client that leaves ends the request in the engine."""
         chat = [{"role": "user", "content": question}]
-        # Passed on as they are, the events also tell of a failure. `cb_backend.bento.native.texts(...)` around the
+        # Passed on as they are, the events also tell of a failure. `cb_backend.bento.endpoints.texts(...)` around the
         # stream gives the bare text and raises on a failure; but what a front raises after its first piece, BentoML
         # hides from the client.
         async for events in self.llm.stream(messages=chat, max_tokens=max_tokens):

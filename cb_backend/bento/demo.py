@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..model.source import ModelError
+from ..errors import ModelError
 from . import models
 
 
@@ -149,7 +149,7 @@ def _check(directory: Path) -> None:
     import torch
 
     from ..config import EngineConfig
-    from ..model.loader import load_model
+    from ..models.loader import load_model
 
     loaded = load_model(EngineConfig(model=str(directory), device="cpu"), attn_implementation="eager")
     if loaded.tokenizer is None or not loaded.tokenizer.chat_template:

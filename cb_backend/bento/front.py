@@ -6,7 +6,7 @@ Without this the spans that a request came through would be missing where its tr
 
 from __future__ import annotations
 
-from ..telemetry.chunks import drop_chunk_spans
+from ..telemetry.asgi_spans import drop_chunk_spans
 from ..telemetry.provider import FLUSH_SECONDS, bentoml_provider, flush
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..config import EngineConfig
-from ..params import RequestError, request_error
+from ..errors import RequestError
+from ..params import request_error
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 logger = logging.getLogger("cb_backend")
 
@@ -133,7 +134,7 @@ class Loading:
             engine.close()
 
     def _load(self) -> None:
-        from ..model.source import ModelError
+        from ..errors import ModelError
 
         try:
             engine = self._make().start()

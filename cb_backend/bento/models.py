@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..model.source import MODEL_PATTERNS, ModelError, check_model_files, has_tokenizer
+from ..errors import ModelError
+from ..models.source import MODEL_PATTERNS, check_model_files, has_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

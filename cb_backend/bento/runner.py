@@ -24,17 +24,17 @@ from bentoml._internal.runner.runner_handle.remote import RemoteRunnerClient
 from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteException
 
 from ..config import EngineConfig
-from ..limits import check_texts
-from ..params import RequestError
+from ..errors import RequestError
+from ..openai.errors import GenerationFailed, check_outcome
+from ..openai.protocol import CompletionRequest
+from ..params import check_texts
 from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import TEXT_COMPLETION
 from .devices import VisibleDevices
+from .endpoints import result
 from .front import leave_front, watch_front
 from .loading import Loading, configured
-from .native import result
-from .openai.errors import GenerationFailed, check_outcome
-from .openai.protocol import CompletionRequest
 from .preflight import before_serving
 
 # A stream between BentoML's processes has no status: the only piece of a refused one begins like this.
@@ -77,7 +77,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
 
     def __init__(self, config: dict[str, Any]) -> None:
         def make() -> Any:
-            from ..engine import Engine
+            from ..engine.engine import Engine
             from ..telemetry import follow_bentoml, service
 
             follow_bentoml()
@@ -105,7 +105,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
 
     @bentoml.legacy.Runnable.method(batchable=False)
     async def generate(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
-        """The result as in native.py. Fields: those of `/v1/completions`."""
+        """The result as in endpoints.py. Fields: those of `/v1/completions`."""
         return result(await self._whole(prompt, fields))
 
     @bentoml.legacy.Runnable.method(batchable=False)

@@ -24,23 +24,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import bentoml
 from bentoml.exceptions import BentoMLException
 
-from ..limits import check_texts
-from ..model.source import resolve_model
-from ..params import RequestError
+from ..errors import RequestError
+from ..models.source import resolve_model
+from ..openai.connection import Receive, while_connected
+from ..openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
+from ..openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from ..params import check_texts
 from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
-from . import native
+from . import endpoints
 from .dependency import STREAMS, repair_proxies
 from .draining import drain_on_sigterm
 from .loading import Loading, configured
-from .openai.connection import Receive, while_connected
-from .openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
-from .openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .preflight import before_serving
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from ..engine.engine import Engine
 
 logger = logging.getLogger("cb_backend")
 
@@ -80,7 +80,7 @@ class ContinuousBatching:
         config = configured(inspect.getattr_static(type(self), "model"), self.engine_config)
         # A wrong name is told before torch is imported, which takes seconds.
         resolve_model(config.model, config.tokenizer)
-        from ..engine import Engine
+        from ..engine.engine import Engine
         from ..telemetry import follow_bentoml, service
 
         follow_bentoml()
@@ -109,21 +109,21 @@ class ContinuousBatching:
 
     # -- endpoints --------------------------------------------------------------------------------------------------
 
-    @bentoml.api(input_spec=native.GenerateInput)
+    @bentoml.api(input_spec=endpoints.GenerateInput)
     async def generate(self, prompt: Any, *, ctx: bentoml.Context = None, **fields: Any) -> dict[str, Any]:
-        """Completes a text or a list of token ids; the result is in native.py. Fields: those of `/v1/completions`."""
+        """Completes a text or a list of token ids; the result is in endpoints.py. Fields: as in `/v1/completions`."""
         return await self._whole({**fields, "prompt": prompt}, ctx)
 
-    @bentoml.api(input_spec=native.ChatInput)
+    @bentoml.api(input_spec=endpoints.ChatInput)
     async def chat(self, messages: list[Any], *, ctx: bentoml.Context = None, **fields: Any) -> dict[str, Any]:
         """Answers a chat. Fields: those of `/v1/chat/completions`."""
         return await self._whole({**fields, "messages": messages}, ctx)
 
-    @bentoml.api(input_spec=native.StreamInput)
+    @bentoml.api(input_spec=endpoints.StreamInput)
     async def stream(
         self, prompt: Any = None, messages: Any = None, *, ctx: bentoml.Context = None, **fields: Any
     ) -> AsyncGenerator[str, None]:
-        """Completes a prompt or answers a chat, as server-sent events (native.py)."""
+        """Completes a prompt or answers a chat, as server-sent events (endpoints.py)."""
         await self._wait_without_probes(ctx)
         try:
             outputs = await self._open({**fields, "prompt": prompt, "messages": messages}, stream=True)
@@ -138,17 +138,17 @@ class ContinuousBatching:
                 return
             except (RequestError, GenerationFailed) as error:
                 raise self._refused(error, ctx) from None
-            yield native.event(output)
+            yield endpoints.event(output)
             try:
                 async for output in outputs:
                     check_outcome(output)
-                    if event := native.event(output):
+                    if event := endpoints.event(output):
                         yield event
             except Exception as error:
                 # BentoML would end the stream as if nothing had happened.
                 if not isinstance(error, GenerationFailed):
                     logger.exception("a stream failed")
-                yield native.error_event(error_of(error)[1])
+                yield endpoints.error_event(error_of(error)[1])
 
     @bentoml.api
     async def stats(self) -> dict[str, float]:
@@ -170,7 +170,7 @@ class ContinuousBatching:
             return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
 
         try:
-            return native.result(await while_connected(_receive_of(ctx), collect()))
+            return endpoints.result(await while_connected(_receive_of(ctx), collect()))
         except ClientLeft:
             return {}
         except (RequestError, GenerationFailed) as error:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import bentoml
 
-from ..params import RequestError
+from ..errors import RequestError
 from ..telemetry.recorder import Recorder
 from ..telemetry.timeline import PATH, timeline_app, timeline_enabled
 

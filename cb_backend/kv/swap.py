@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..transfer import to_device
+from ..device.transfer import to_device
 
 # (source pool, target pool, source ids, target ids): whole blocks, as `cb_kernels.kv_copy.launch.copy_blocks`.
 CopyBlocks = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..params import RequestError
+from ..errors import RequestError
 
 logger = logging.getLogger("cb_backend")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from .. import _version
-from ..core import Observer
+from ..engine.core import Observer
 from ..request import Request, StepPlan, TokenDelta
-from .chunks import drop_chunk_spans
+from .asgi_spans import drop_chunk_spans
 from .context import captures_content
 from .forecast import ForecastError
 from .logs import follow_bentoml, logs_prompts
@@ -27,7 +27,7 @@ from .summary import Summaries
 from .tracing import Tracing
 
 if TYPE_CHECKING:
-    from ..assembly import Parts
+    from ..engine.build import Parts
     from .metrics import Metrics
 
 logger = logging.getLogger("cb_backend")

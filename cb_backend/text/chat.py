@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..limits import check_text, check_texts
-from ..params import RequestError
+from ..errors import RequestError
+from ..params import check_text, check_texts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

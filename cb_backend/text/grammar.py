@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from ..limits import check_texts
-from ..params import RequestError
+from ..errors import RequestError
+from ..params import check_texts
 from .one_of import branches_exclude_each_other
 
 MAX_GRAMMAR_BYTES = 256 * 1024

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..limits import check_texts
-from ..params import RequestError
+from ..errors import RequestError
+from ..params import check_texts
 from .grammar import style
 
 MAX_TOOLS = 128

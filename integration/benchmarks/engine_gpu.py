@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from cb_backend import Engine, EngineConfig
-from cb_backend.model.loader import ModelError
+from cb_backend.errors import ModelError
 
 from .meter import Meter
 from .offline import run

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import bentoml
 
 import cb_backend
-from cb_backend.bento.native import texts
+from cb_backend.bento.endpoints import texts
 
 PROMPT = "Summarize in one sentence:\n\n{text}\n\nSummary:"
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import bentoml
 
 import cb_backend
-from cb_backend.bento.native import texts
+from cb_backend.bento.endpoints import texts
 
 LLM = cb_backend.llm_service("from CB_MODEL", name="llm")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}

@@ -11,8 +11,7 @@ import bentoml
 import pytest
 
 from cb_backend.bento.loading import ConfigError, Loading, configured
-from cb_backend.model.source import ModelError
-from cb_backend.params import RequestError
+from cb_backend.errors import ModelError, RequestError
 
 
 class SlowEngine:

@@ -8,7 +8,7 @@ import pytest
 from bentoml.exceptions import BentoMLException
 
 import cb_backend
-from cb_backend.bento import native
+from cb_backend.bento import endpoints
 
 
 def test_the_factory_keeps_streams_whole_and_leaves_the_rest_to_its_caller() -> None:
@@ -37,7 +37,7 @@ async def test_calls_within_the_process_wait_for_the_model_and_agree(tiny_llama:
     greedy = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
     try:
         whole = await service.generate("The cache", **greedy)
-        streamed = "".join([text async for text in native.texts(service.stream("The cache", **greedy))])
+        streamed = "".join([text async for text in endpoints.texts(service.stream("The cache", **greedy))])
         assert whole["text"] == streamed
         assert whole["usage"]["completion_tokens"] == len(whole["token_ids"]) == 12
         several = await service.generate("The cache", n=3, seed=5, max_tokens=4)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from cb_backend import Engine
-from cb_backend.bento.openai.app import openai_app
+from cb_backend.openai.app import openai_app
 
 CONTEXT = 256
 SCARCE_TOKENS = 160

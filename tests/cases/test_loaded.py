@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PhiConfig, PhiForCausalLM
 
 from cb_backend import Engine, SamplingParams
-from cb_backend.model.source import ModelError
+from cb_backend.errors import ModelError
 from tests.engine.oracle import greedy
 from tests.tiny_models import build_tokenizer
 

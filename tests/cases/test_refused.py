@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cb_backend import Engine
-from cb_backend.model.source import ModelError
+from cb_backend.errors import ModelError
 
 from .asking import GREEDY, choices
 from .conftest import CONTEXT, SCARCE_TOKENS

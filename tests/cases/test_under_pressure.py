@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from cb_backend import Engine
-from cb_backend.bento.openai.app import openai_app
+from cb_backend.openai.app import openai_app
 from cb_backend.text.grammar import GrammarConstraint
-from tests.bento.openai.scripted_engine import LeavingClient, ScriptedEngine, outputs
+from tests.openai.scripted_engine import LeavingClient, ScriptedEngine, outputs
 
 from .asking import GREEDY, choices
 from .conftest import connected

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cb_backend.assembly import computing_alone
+from cb_backend.engine.build import computing_alone
 from cb_backend.text.chat import ChatTemplate, check_messages
 from cb_backend.text.tools import conversation_with_tools
 from tests.clients.tool_examples import Example, examples

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from cb_backend import Engine, EngineConfig, RequestError, SamplingParams
 from cb_backend.config import parse_size
-from cb_backend.model.loader import ModelError
+from cb_backend.errors import ModelError
 
 PARAMS = SamplingParams(max_tokens=3, temperature=0.0)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cb_backend.core import Add, End, EngineCore
+from cb_backend.engine.core import Add, End, EngineCore
 from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason, StepResult
 from cb_backend.scheduling.preemption import CostModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cb_backend import Engine, EngineConfig, SamplingParams
-from cb_backend.model.executor import Executor
+from cb_backend.execution.executor import Executor
 from cb_backend.request import FinishReason, Logprob, StepResult
 from cb_backend.scheduling.draft import Draft
 from cb_backend.scheduling.preemption import Victim

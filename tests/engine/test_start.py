@@ -7,7 +7,7 @@ import logging
 import torch
 
 from cb_backend import Engine
-from cb_backend.cores import choose_threads
+from cb_backend.device.cores import choose_threads
 
 
 def test_starting_an_engine_leaves_the_callers_threads_alone_and_measures_with_its_own(tiny_llama):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cb_backend import Engine, RequestError, SamplingParams
-from cb_backend.limits import check_texts
+from cb_backend.params import check_texts
 from cb_backend.text.tools import ToolSet
 
 HALF = "a\ud83d b"

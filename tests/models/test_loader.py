@@ -14,9 +14,9 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from cb_backend.config import EngineConfig
+from cb_backend.errors import ModelError
 from cb_backend.kv.storage import KVGeometry
-from cb_backend.model.loader import LoadedModel, choose_device, choose_dtype, cpu_has_fast_bf16, load_model
-from cb_backend.model.source import ModelError
+from cb_backend.models.loader import LoadedModel, choose_device, choose_dtype, cpu_has_fast_bf16, load_model
 from tests.tiny_models import ARCHITECTURES, build_model
 
 
@@ -126,7 +126,7 @@ def test_the_served_name_is_the_operators_choice(tiny_llama: Path) -> None:
 def test_dtype_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, wanted: str, checkpoint: torch.dtype, fast: bool, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr("cb_backend.model.loader.cpu_has_fast_bf16", lambda: fast)
+    monkeypatch.setattr("cb_backend.models.loader.cpu_has_fast_bf16", lambda: fast)
     assert choose_dtype(wanted, checkpoint, torch.device("cpu")) == expected
 
 

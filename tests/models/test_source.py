@@ -11,9 +11,10 @@ import pytest
 
 from cb_backend.bento import models
 from cb_backend.config import EngineConfig
-from cb_backend.model import source
-from cb_backend.model.loader import load_model
-from cb_backend.model.source import ModelError, ModelSource, resolve_model
+from cb_backend.errors import ModelError
+from cb_backend.models import source
+from cb_backend.models.loader import load_model
+from cb_backend.models.source import ModelSource, resolve_model
 
 
 @pytest.fixture

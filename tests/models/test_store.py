@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cb_backend.bento import demo, models
-from cb_backend.model.source import ModelError
+from cb_backend.errors import ModelError
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cb_backend.params import RequestError
+from cb_backend.errors import RequestError
 from cb_backend.scheduling.lengths import (
     CLASS_PRIOR,
     MAX_LENGTH,

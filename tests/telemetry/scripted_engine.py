@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from cb_backend.core import Add, End, EngineCore
+from cb_backend.engine.core import Add, End, EngineCore
 from cb_backend.request import FinishReason, Request, StepPlan, StepResult, TokenDelta
 from cb_backend.scheduling.lengths import LengthCurves
 from tests.scheduling.scripted import answer, make_request, make_scheduler

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 
 from cb_backend.request import Assignment, FinishReason, StepPlan
 from cb_backend.telemetry import setup
-from cb_backend.telemetry.chunks import DropChunkSpans, drop_chunk_spans
+from cb_backend.telemetry.asgi_spans import DropChunkSpans, drop_chunk_spans
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cb_backend.params import RequestError
+from cb_backend.errors import RequestError
 from cb_backend.text.chat import ChatTemplate
 from tests.tiny_models import build_tokenizer
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from cb_backend.model.device_sampler import DeviceSampler
-from cb_backend.model.sampler import NO_FINITE_SCORE, sample
 from cb_backend.params import SamplingParams
 from cb_backend.request import Request, Timings
+from cb_backend.sampling.device import DeviceSampler
+from cb_backend.sampling.host import NO_FINITE_SCORE, sample
 
 VOCAB = 96
 CPU = torch.device("cpu")

@@ -14,11 +14,13 @@ from cb_kernels.kv_copy.reference import reference_write_kv
 from cb_kernels.paged_attention.reference import reference_attention
 from transformers import AutoModelForCausalLM
 
-from cb_backend import Engine, EngineConfig, SamplingParams, assembly, startup
+from cb_backend import Engine, EngineConfig, SamplingParams
+from cb_backend.attention import registry as backends
+from cb_backend.engine import build as assembly
+from cb_backend.execution import startup
+from cb_backend.execution.executor import Executor
 from cb_backend.kv.storage import KVGeometry, KVStorage
 from cb_backend.kv.swap import Swap
-from cb_backend.model import backends
-from cb_backend.model.executor import Executor
 from tests.replaying import PlayedMemory, Replaying
 from tests.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cb_backend.assembly import Parts
+from cb_backend.engine.build import Parts
 from integration.benchmarks.offline import EndsAfter
 from integration.service import LLM
 from tests.telemetry.external.serving import FAULT

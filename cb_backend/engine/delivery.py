@@ -1,0 +1,112 @@
+"""From the engine thread to the readers on event loops.
+
+What a reader has not taken yet is kept as one delta per choice, however long it sleeps: the engine never waits for it,
+no text is lost, and what it costs is the tokens themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import replace
+
+from ..request import Logprob, TokenDelta
+
+logger = logging.getLogger("cb_backend")
+
+
+class Inbox:
+    """The deltas of one request for the one reader of it. Used on the reader's event loop only."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, _Joined] = {}  # by choice, the longest waiting first
+        self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, delta: TokenDelta) -> None:
+        waiting = self._waiting.get(delta.index)
+        if waiting is None:
+            self._waiting[delta.index] = _Joined(delta)
+            self._filled.set()
+        else:
+            waiting.add(delta)
+
+    async def get(self) -> TokenDelta:
+        """What came for one choice since the last time; waits until something did."""
+        while not self._waiting:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._waiting.pop(next(iter(self._waiting))).delta()
+
+
+class _Joined:
+    """Several deltas of one choice as one."""
+
+    def __init__(self, delta: TokenDelta) -> None:
+        self._last = delta
+        self._token_ids: list[int] = []
+        self._logprobs: list[Logprob] = []
+
+    def add(self, delta: TokenDelta) -> None:
+        self._keep(self._last)
+        cached_tokens = delta.cached_tokens or self._last.cached_tokens
+        prompt_logprobs = delta.prompt_logprobs or self._last.prompt_logprobs
+        self._last = replace(delta, cached_tokens=cached_tokens, prompt_logprobs=prompt_logprobs)
+
+    def delta(self) -> TokenDelta:
+        if not self._token_ids:
+            return self._last
+        self._keep(self._last)
+        return replace(self._last, token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs) or None)
+
+    def _keep(self, delta: TokenDelta) -> None:
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs or ()
+
+
+class Mailbox:
+    """From the engine thread to one event loop: all deltas of a step wake the loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posts: list[tuple[Inbox, TokenDelta]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def post(self, reader: Inbox, delta: TokenDelta) -> None:
+        with self._lock:
+            self._posts.append((reader, delta))
+            first = len(self._posts) == 1
+        if first:
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: nobody reads any more
+                logger.debug("a reader's event loop is closed")
+
+    def _deliver(self) -> None:
+        with self._lock:
+            posts, self._posts = self._posts, []
+        for reader, delta in posts:
+            reader.put(delta)
+
+
+class Mailboxes:
+    """One mailbox per event loop that reads."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+
+    def here(self) -> Mailbox:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        mailbox = self._boxes.get(loop)
+        if mailbox is None:
+            self._boxes = {known: box for known, box in self._boxes.items() if not box.is_closed}
+            mailbox = self._boxes[loop] = Mailbox(loop)
+        return mailbox

@@ -1,0 +1,75 @@
+"""What one engine accepts: every check of a request that needs to know the model or the pool.
+
+Errors name the field, the allowed range and the value. A request that passes can be served by an empty engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RequestError
+from ..params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_model_len`: prompt + output tokens of one sequence, never more than the pool holds."""
+
+    max_model_len: int
+    vocab_size: int
+    pool_tokens: int
+    max_num_seqs: int
+
+    def check_prompt(self, token_ids: Sequence[Any], params: SamplingParams) -> int:
+        """Returns the resolved max_tokens.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or holds something that is not a token id.
+        """
+        if not token_ids:
+            raise RequestError("'prompt': must not be empty", param="prompt")
+        for i, token in enumerate(token_ids):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"'prompt[{i}]': a token id is an integer from 0 to {self.vocab_size - 1} (got {token!r})",
+                    param="prompt",
+                )
+        length = len(token_ids)
+        if length > self.pool_tokens:
+            raise self._too_long(f"the prompt has {length} tokens and the KV pool holds {self.pool_tokens}", "prompt")
+        if length > self.max_model_len:
+            raise self._too_long(f"the prompt has {length} tokens, the model takes {self.max_model_len}", "prompt")
+        room = self.max_model_len - length
+        if params.max_tokens is None:
+            if room == 0:
+                raise self._too_long(
+                    f"the prompt has {length} tokens and fills the context of {self.max_model_len}",
+                    "prompt",
+                )
+            return room
+        if params.max_tokens > room:
+            raise self._too_long(
+                f"the prompt's {length} tokens and max_tokens {params.max_tokens} make {length + params.max_tokens}, "
+                f"more than the limit of {self.max_model_len}; ask for at most {room}",
+                "max_tokens",
+            )
+        return params.max_tokens
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Checks what depends on the model: token ids in the parameters, and the number of choices."""
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", tuple(params.logit_bias))):
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    raise RequestError(
+                        f"'{name}': a token id is an integer from 0 to {self.vocab_size - 1} (got {token})", param=name
+                    )
+        if params.n > self.max_num_seqs:
+            raise RequestError(
+                f"'n': {params.n} choices, but at most {self.max_num_seqs} sequences run at once", param="n"
+            )
+
+    @staticmethod
+    def _too_long(message: str, param: str) -> RequestError:
+        return RequestError(f"'{param}': {message}", param=param, code="context_length_exceeded")

@@ -1,0 +1,312 @@
+"""The OpenAI routes as a Starlette app, to mount on a BentoML service (or anywhere) under `/v1`.
+
+    @bentoml.asgi_app(cb_backend.openai_app(), path="/v1")
+    @bentoml.service
+    class LLM(cb_backend.ContinuousBatching): ...
+
+`GET /models`, `GET /models/{id}`, `POST /completions`, `/chat/completions`, `/responses`, `/tokenize`, `/detokenize`;
+under a path that ends in `/v1`, all others are answered with OpenAI's error too. A client that leaves, before or after
+the first token, ends its request in the engine. A failure before the first byte has a status of its own; one after it
+is an `error` event, and `[DONE]` does not come. `x-request-class` in the headers is `request_class` for clients that
+cannot add fields. There is no authentication: who reaches the port may use it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext, suppress
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from opentelemetry import trace
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
+
+from ..errors import RequestError
+from ..params import SamplingParams
+from ..telemetry import phase, request_context
+from ..telemetry.semconv import CHAT, TEXT_COMPLETION
+from ..text.tools import call_format
+from .answers import ChatAnswer, CompletionAnswer
+from .connection import read_json, while_connected
+from .description import describe_in_docs, openai_description
+from .errors import ClientLeft, GenerationFailed, error_response
+from .generation import Job, answer
+from .logprobs import TokenTexts
+from .protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .rendering import render_chat
+from .responses import ResponsesAnswer, ResponsesRequest
+from .stream import Reply
+from .tokens import TokenRoutes
+from .tool_answers import ToolChatAnswer
+
+logger = logging.getLogger("cb_backend")
+
+MAX_BODY_BYTES = 16 * 2**20
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_NOT_SERVED = ("/embeddings", "/moderations", "/images/generations", "/audio/speech")
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+FindEngine = Callable[[], Any]
+R = TypeVar("R", bound=GenerationRequest)
+
+
+def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
+    """The app.
+
+    Args:
+        engine: default: the engine of the BentoML service that the app is mounted on.
+        max_body_bytes: a larger body is refused with 413.
+    """
+    find = _find_in_service if engine is None else lambda: engine
+    models = _Models(find)
+    completions = _Completions(find, max_body_bytes)
+    tokens = TokenRoutes(lambda: _ready(find), _check_model, max_body_bytes)
+    app = Starlette(
+        routes=[
+            Route("/models", models.list),
+            Route("/models/{model:path}", models.retrieve),
+            Route("/completions", completions, methods=["POST"]),
+            Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
+            Route("/responses", _Responses(find, max_body_bytes), methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
+            # BentoML answers what no route here matches, in a shape that OpenAI's clients cannot read.
+            *(Route(path, _not_served, methods=_METHODS) for path in _NOT_SERVED),
+            _Rest("/{rest:path}", _not_served, methods=_METHODS),
+        ],
+        exception_handlers={HTTPException: _http_exception},
+    )
+    app.state.describe = openai_description
+    if engine is None:
+        describe_in_docs()
+    return app
+
+
+def _find_in_service() -> Any:
+    """The engine of the service in this process.
+
+    Raises:
+        RequestError: 503 until it is there.
+    """
+    import bentoml
+
+    return bentoml.get_current_service().ready_engine()
+
+
+def _ready(find: FindEngine) -> Any:
+    engine = find()
+    if not engine.is_ready:
+        raise RequestError("the engine is not running", status=503, code="not_ready", retry_after=5.0)
+    return engine
+
+
+class _Models:
+    def __init__(self, find: FindEngine) -> None:
+        self._find = find
+
+    async def list(self, request: Request) -> Response:
+        try:
+            return JSONResponse({"object": "list", "data": [_model_card(_ready(self._find))]})
+        except RequestError as error:
+            return error_response(error, {})
+
+    async def retrieve(self, request: Request) -> Response:
+        try:
+            engine = _ready(self._find)
+            _check_model(engine, request.path_params["model"])
+            return JSONResponse(_model_card(engine))
+        except RequestError as error:
+            return error_response(error, {})
+
+
+def _model_card(engine: Any) -> dict[str, Any]:
+    return {
+        "id": engine.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "cb_backend",
+        "max_model_len": engine.max_model_len,
+    }
+
+
+def _check_model(engine: Any, model: str) -> None:
+    if model != engine.model_name:
+        raise RequestError(
+            f"'model': {model[:200]!r} is not served here; '{engine.model_name}' is",
+            param="model",
+            status=404,
+            code="model_not_found",
+        )
+
+
+class _GenerationRoute(ABC, Generic[R]):
+    """One POST route, as an ASGI app: read, check, generate, answer."""
+
+    PARSER: type[R]
+    PREFIX = ""
+
+    def __init__(self, find: FindEngine, max_body_bytes: int) -> None:
+        self._find = find
+        self._max_body_bytes = max_body_bytes
+        self._texts: WeakKeyDictionary[Any, TokenTexts] = WeakKeyDictionary()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        wanted = request.headers.get("x-request-id", "")
+        request_id = wanted if _SAFE_ID.fullmatch(wanted) else uuid.uuid4().hex
+        reply = Reply(scope, receive, send, _headers(request_id))
+        try:
+            body = await read_json(request, self._max_body_bytes)
+            engine = _ready(self._find)
+            call = self.PARSER.parse(body)
+            _check_model(engine, call.model)
+            if call.request_class is None and "x-request-class" in request.headers:
+                call = call.model_copy(update={"request_class": request.headers["x-request-class"]})
+            with engine.enter() as place:  # before anything is rendered for it
+                # A client may use its id twice at once; the engine's must be its own.
+                job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
+                await while_connected(receive, answer(engine, job, reply, place))
+        except Exception as error:
+            if isinstance(error, RequestError):
+                self._count(error)
+            elif not isinstance(error, (GenerationFailed, ClientLeft)):
+                logger.exception("request %s failed", request_id)
+            await reply.fail(error)
+
+    def _count(self, error: RequestError) -> None:
+        """What is refused here never reaches the engine, which counts its own refusals."""
+        with suppress(RequestError):  # there is no engine (yet)
+            self._find().count_refusal(error)
+
+    @abstractmethod
+    async def _prepare(self, engine: Any, call: R, ident: str) -> Job:
+        """What the engine is asked, and how its outputs are written."""
+
+    def _token_texts(self, engine: Any, params: SamplingParams) -> TokenTexts | None:
+        if params.logprobs is None:
+            return None
+        if engine.tokenizer is None:
+            raise RequestError("'logprobs': this model has no tokenizer to name tokens with", param="logprobs")
+        found = self._texts.get(engine)
+        if found is None:
+            found = self._texts[engine] = TokenTexts(engine.tokenizer)
+        return found
+
+
+class _Completions(_GenerationRoute[CompletionRequest]):
+    PARSER = CompletionRequest
+    PREFIX = "cmpl"
+
+    async def _prepare(self, engine: Any, call: CompletionRequest, ident: str) -> Job:
+        prompts, params = call.prompts(), call.sampling()
+        answer = CompletionAnswer(
+            ident,
+            engine.model_name,
+            params,
+            self._token_texts(engine, params),
+            call.include_usage,
+            prompts if call.echo else None,
+            engine.tokenizer,
+        )
+        context = request_context(TEXT_COMPLETION, stream=bool(call.stream))
+        options = {**call.engine_options(), "continues_prompt": bool(call.echo)}
+        return Job(prompts, params, options, bool(call.stream), answer, ident, context)
+
+
+class _Chats(_GenerationRoute[ChatRequest]):
+    PARSER = ChatRequest
+    PREFIX = "chatcmpl"
+
+    async def _prepare(self, engine: Any, call: ChatRequest, ident: str) -> Job:
+        params = call.sampling()
+        _check_chat(engine, "messages")
+        texts = self._token_texts(engine, params)
+        context = request_context(CHAT, stream=bool(call.stream), messages=call.messages)
+        with phase(context, "compile tools") if call.tools else nullcontext():
+            tools = call.tool_set()
+            ids = await render_chat(engine.chat, call, tools)
+            style = call_format(call.chat_template or engine.chat.source)
+            grammar = None if tools is None else tools.grammar(style)
+        shared = (ident, engine.model_name)
+        if tools is None:
+            answer = ChatAnswer(*shared, params, texts, call.include_usage)
+            return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context)
+        if grammar is not None:
+            params = params.model_copy(update={"response_format": grammar})
+        answer = ToolChatAnswer(*shared, params, texts, call.include_usage, tools, style)
+        options, field = call.engine_options(), "response_format" if grammar is None else "tools"
+        return Job([ids], params, options, bool(call.stream), answer, ident, context, field)
+
+
+class _Responses(_GenerationRoute[ResponsesRequest]):
+    PARSER = ResponsesRequest
+    PREFIX = "resp"
+
+    async def _prepare(self, engine: Any, call: ResponsesRequest, ident: str) -> Job:
+        params, messages = call.sampling(), call.messages()
+        _check_chat(engine, "input")
+        try:
+            ids = await render_chat(engine.chat, ChatRequest(model=call.model, messages=messages), None)
+        except RequestError as error:
+            if not (error.param or "").startswith("messages"):
+                raise
+            # `instructions` came first: the client counts its own items.
+            number = re.match(r"messages\.(\d+)", error.param or "")
+            old = number[0] if number else "messages"
+            shown = int(number[1]) - bool(call.instructions) if number else 0
+            new = ("instructions" if shown < 0 else f"input.{shown}") if number else "input"
+            param = (error.param or "").replace(old, new, 1)
+            raise error.about(error.message.replace(old, new, 1), param) from None
+        context = request_context(CHAT, stream=bool(call.stream), messages=messages)
+        answer = ResponsesAnswer(ident, engine.model_name, call)
+        return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context, "text.format")
+
+
+def _check_chat(engine: Any, param: str) -> None:
+    if engine.chat is None:
+        raise RequestError(
+            "this model has no tokenizer: use /v1/completions with token ids", param=param, code="no_tokenizer"
+        )
+
+
+def _headers(request_id: str) -> dict[str, str]:
+    headers = {"x-request-id": request_id}
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        headers["X-BentoML-Trace-ID"] = f"{span.trace_id:032x}"
+    return headers
+
+
+class _Rest(Route):
+    """Every path that is left. Elsewhere than under `/v1` the service around this app has routes of its own there."""
+
+    def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, MutableMapping[str, Any]]:
+        if not scope.get("root_path", "").endswith("/v1"):
+            return Match.NONE, {}
+        found, child = super().matches(scope)
+        # Only partial: a known path with the wrong method is found first and says 405.
+        return (Match.PARTIAL if found is Match.FULL else found), child
+
+
+async def _not_served(request: Request) -> Response:
+    message = (
+        f"{request.method} {request.url.path[:200]}: not served; there are GET /v1/models and POST /v1/completions, "
+        "/v1/chat/completions, /v1/responses, /v1/tokenize and /v1/detokenize"
+    )
+    return error_response(RequestError(message, status=404, code="unsupported_endpoint"), {})
+
+
+async def _http_exception(request: Request, error: Any) -> Response:
+    """What the router refuses (404, 405) in the shape of all other errors."""
+    refusal = RequestError(str(error.detail), status=error.status_code, code="http_error")
+    return error_response(refusal, dict(error.headers or {}))

@@ -1,0 +1,307 @@
+"""What a client may send to the OpenAI routes, and what becomes of it.
+
+Names are OpenAI's, and vLLM's for what OpenAI does not have. Types are strict: a string is no number, a boolean is no
+integer, null means absent. One rule for fields that do nothing here:
+
+- fields that cannot change the text (`user`, `metadata`, `prompt_cache_key`, ...) are accepted and have no effect;
+- fields that would change the text and are not supported (`suffix`, `functions`, `best_of`, ...) are refused with 400,
+  except with the value that means "off";
+- a field that neither OpenAI nor this server knows is refused with 400, so that a misspelt option cannot go unnoticed.
+
+Bounds that do not need the model are checked by `SamplingParams`; those that do, by the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+
+from ..errors import RequestError
+from ..params import SamplingParams, request_error
+from ..text.tools import ToolSet
+from .shapes import JSON, MAX_PROMPTS, Messages, Prompt, ResponseFormat, ToolChoice, Tools, with_bounds
+
+MAX_BIASES = 4096
+MAX_WORDS = 1024
+
+_CANONICAL_ID = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: one more event, with the token counts and no choices, comes before `[DONE]`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """The fields that completions and chat completions share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    # Field -> the values that mean "off". Everything else would change the output.
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_BIASES)
+    bad_words: list[str] | None = Field(None, max_length=MAX_WORDS)
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat = None
+
+    priority: int | None = Field(None, description="Lower is served first; default 0.")
+    timeout: float | None = Field(None, gt=0.0, description="Seconds, queueing included.")
+    request_class: str | None = Field(None, max_length=128, description="Groups requests of similar output length.")
+    cache_salt: str | None = Field(None, max_length=1024, description="Different salts never share cached K/V.")
+
+    # Without effect on the text.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JSON:
+        """What is accepted, with the bounds that are checked later and the values of refused fields that mean "off"."""
+        schema = with_bounds(handler.resolve_ref_schema(handler(core_schema)))
+        schema["properties"] |= {name: {"enum": [None, *off]} for name, off in cls.REFUSED.items()}
+        return schema
+
+    @classmethod
+    def parse(cls, body: Any) -> Any:
+        """The request in `body` (parsed JSON).
+
+        Raises:
+            RequestError: names the first field at fault.
+        """
+        if not isinstance(body, dict):
+            raise RequestError("the body must be a JSON object", code="invalid_body")
+        kept = {}
+        for name, value in body.items():
+            if name not in cls.REFUSED:
+                kept[name] = value
+            elif value is not None and not any(value == off and type(value) is type(off) for off in cls.REFUSED[name]):
+                raise RequestError(f"'{name}': not supported by this server", param=name, code="unsupported_parameter")
+        try:
+            request = cls(**kept)
+        except ValidationError as error:
+            raise refusal(error) from None
+        if request.stream_options is not None and not request.stream:
+            raise RequestError("'stream_options': only allowed with stream: true", param="stream_options")
+        return request
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self) -> SamplingParams:
+        """
+        Raises:
+            RequestError: names the first field at fault.
+        """
+        values = self._sampling_values()
+        least, most = self.min_tokens, values.get("max_tokens")
+        if least is not None and most is not None and least > most:
+            raise RequestError(f"'min_tokens': {least} is greater than max_tokens {most}", param="min_tokens")
+        return SamplingParams.parse(values)
+
+    def _sampling_values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        if self.logit_bias is not None:
+            values["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        return values
+
+    def engine_options(self) -> dict[str, Any]:
+        """Keyword arguments of `Engine.stream` beside the sampling."""
+        return {
+            "priority": self.priority or 0,
+            "timeout": self.timeout,
+            "request_class": self.request_class,
+            "salt": self.cache_salt,
+        }
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",), "best_of": (1,), "prompt_logprobs": ()}
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt; the engine checks the ids themselves.
+
+        Raises:
+            RequestError: it is empty or mixes kinds.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [_not_empty(prompt, "prompt")]
+        if not isinstance(prompt, list):
+            raise RequestError("'prompt': must be a string, token ids, or a list of either", param="prompt")
+        if not prompt:
+            raise RequestError("'prompt': must not be empty", param="prompt")
+        if not isinstance(prompt[0], (str, list)):
+            return [prompt]
+        if len(prompt) > MAX_PROMPTS:
+            raise RequestError(f"'prompt': at most {MAX_PROMPTS} prompts at once (got {len(prompt)})", param="prompt")
+        kind = type(prompt[0])
+        for i, one in enumerate(prompt):
+            if type(one) is not kind:
+                raise RequestError(f"'prompt[{i}]': all prompts must be of one kind (got {one!r:.80})", param="prompt")
+            _not_empty(one, f"prompt[{i}]")
+        return prompt
+
+    def _sampling_values(self) -> dict[str, Any]:
+        values = super()._sampling_values()
+        if self.logprobs is not None:
+            values["logprobs"] = self.logprobs
+            if self.echo:
+                values["prompt_logprobs"] = self.logprobs
+        return values
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`. Messages are checked where they are rendered (text/chat.py)."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "moderation": (),
+        "store": (False,),
+        "prompt_logprobs": (),
+    }
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+
+    # Without effect on the text.
+    prediction: dict[str, Any] | None = None
+
+    def tool_set(self) -> ToolSet | None:
+        """What may be called; None if nothing is to be.
+
+        Raises:
+            RequestError: names the first field at fault, also if the answer would have to fit two grammars.
+        """
+        tools = ToolSet.parse(self.tools, self.tool_choice, self.parallel_tool_calls)
+        format_type = (self.response_format or {}).get("type", "text")
+        if tools is not None and tools.forced and format_type != "text":
+            raise RequestError(
+                f"'tool_choice': a forced call excludes response_format {format_type!r:.80}", param="tool_choice"
+            )
+        return tools
+
+    def template_options(self) -> dict[str, Any]:
+        """Keyword arguments of `ChatTemplate.render`.
+
+        Raises:
+            RequestError: `chat_template_kwargs` tries to set what has a field of its own.
+        """
+        reserved = sorted(_TEMPLATE_RESERVED.intersection(self.chat_template_kwargs or ()))
+        if reserved:
+            raise RequestError(
+                f"'chat_template_kwargs': '{reserved[0]}' cannot be set here", param="chat_template_kwargs"
+            )
+        goes_on = bool(self.continue_final_message)
+        return {
+            "add_generation_prompt": not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
+            "continue_final_message": goes_on,
+            "template": self.chat_template,
+            "template_kwargs": self.chat_template_kwargs,
+        }
+
+    def _sampling_values(self) -> dict[str, Any]:
+        values = super()._sampling_values()
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise RequestError(
+                f"'max_completion_tokens': {self.max_completion_tokens} contradicts max_tokens {self.max_tokens}; "
+                "send one of them",
+                param="max_completion_tokens",
+            )
+        if limits:
+            values["max_tokens"] = limits.pop()
+        if self.logprobs:
+            values["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs is not None:
+            raise RequestError("'top_logprobs': only allowed with logprobs: true", param="top_logprobs")
+        return values
+
+
+_SAMPLING = tuple(SamplingParams.model_fields.keys() & GenerationRequest.model_fields.keys() - {"logit_bias"})
+
+# Parameters of transformers' `apply_chat_template`: through them a request could bring a template or other output.
+_TEMPLATE_RESERVED = frozenset(
+    {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
+    | {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+    | {"return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+
+
+def _token_id(key: str) -> int:
+    if _CANONICAL_ID.fullmatch(key) is None:
+        raise RequestError(
+            f"'logit_bias': a key is a token id in plain decimal digits (got {key!r:.80})", param="logit_bias"
+        )
+    return int(key)
+
+
+def _not_empty(prompt: Any, where: str) -> Any:
+    if not prompt:
+        raise RequestError(f"'{where}': must not be empty", param="prompt")
+    return prompt
+
+
+def refusal(error: ValidationError) -> RequestError:
+    """The first fault that pydantic found, with the field as the client named it."""
+    first = error.errors()[0]
+    field = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "extra_forbidden":
+        where = ".".join(str(part) for part in first["loc"])
+        return RequestError(f"'{where}': unknown field", param=where, code="unknown_parameter")
+    if first["type"] == "missing":
+        return RequestError(f"'{field}': required", param=field, code="missing_required_parameter")
+    refusal = request_error(error)
+    # A union's branches are no part of the name that the client knows.
+    return RequestError(refusal.message.replace(f"'{refusal.param}'", f"'{field}'"), param=field, code="invalid_type")

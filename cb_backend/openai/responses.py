@@ -1,0 +1,203 @@
+"""`POST /responses`: OpenAI's newer text interface over the same chats. Nothing is stored.
+
+What is supported: `input` as text or as messages of text parts, `instructions`, `max_output_tokens`, `text.format`, and
+the sampling fields of the other routes. What needs storage or tools (`previous_response_id`, `conversation`, `store`,
+`background`, `tools`, ...) is refused. A stream is named events with a running `sequence_number` and without `[DONE]`;
+the last is `response.completed`, `response.incomplete` if the length ended it, or `error`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from ..errors import RequestError
+from ..request import RequestOutput
+from .answers import Answer, finish_reason
+from .protocol import GenerationRequest
+from .shapes import Input, TextFormat
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+class TextOptions(BaseModel):
+    """`text`: the format of the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: TextFormat = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(GenerationRequest):
+    """What a client may send; `store` is false here whether it is sent or not."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "n": (1,),
+        "max_tokens": (),
+        "response_format": (),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "max_tool_calls": (),
+        "store": (False,),
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "include": ([],),
+        "prompt": (),
+        "reasoning": ({},),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: TextOptions | None = None
+
+    # Without effect on the text.
+    parallel_tool_calls: bool | None = None
+
+    def messages(self) -> list[Any]:
+        """The chat that `instructions` and `input` are.
+
+        Raises:
+            RequestError: an item that is no message.
+        """
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*system, {"role": "user", "content": self.input}]
+        if not isinstance(self.input, list) or not self.input:
+            raise RequestError("'input': must be a text or a list of messages", param="input")
+        return [*system, *(_message(item, f"input.{i}") for i, item in enumerate(self.input))]
+
+    def _sampling_values(self) -> dict[str, Any]:
+        values = super()._sampling_values()
+        if self.max_output_tokens is not None:
+            if self.max_output_tokens < 1:
+                raise RequestError(
+                    f"'max_output_tokens': must be at least 1 (got {self.max_output_tokens})", param="max_output_tokens"
+                )
+            values["max_tokens"] = self.max_output_tokens
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise RequestError("'text.verbosity': not supported by this server", param="text.verbosity")
+        wanted = self.text.format if self.text is not None else None
+        if wanted is not None:
+            schema = {"json_schema": wanted} if wanted.get("type") == "json_schema" else {}
+            values["response_format"] = {**wanted, **schema}
+        return values
+
+
+def _message(item: Any, where: str) -> Any:
+    if not isinstance(item, dict) or item.get("type", "message") != "message":
+        raise RequestError(f"'{where}': only messages are supported (got {item!r:.80})", param=where)
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [
+            {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else part
+            for part in content
+        ]
+    return {"role": item.get("role"), "content": content, "name": item.get("name")}
+
+
+class ResponsesAnswer(Answer):
+    """One output message with one text."""
+
+    def __init__(self, ident: str, model: str, call: ResponsesRequest) -> None:
+        super().__init__(ident, model, call.sampling(), None, False)
+        self._number = 0
+        self._message_id = f"msg_{ident}"
+        self._shape: dict[str, Any] = {
+            "id": ident,
+            "object": "response",
+            "created_at": int(time.time()),
+            "background": False,
+            "error": None,
+            "instructions": call.instructions,
+            "max_output_tokens": call.max_output_tokens,
+            "metadata": call.metadata or {},
+            "model": model,
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if call.temperature is None else call.temperature,
+            "text": {"format": (call.text.format if call.text is not None else None) or {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": 1.0 if call.top_p is None else call.top_p,
+            "truncation": "disabled",
+            **({} if call.user is None else {"user": call.user}),
+        }
+
+    def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
+        self._last = dict(outputs)
+        return orjson.dumps(self._choice(0, outputs[0]))
+
+    def last_events(self) -> bytes:
+        return b""
+
+    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
+        place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
+        events = []
+        if first:
+            begun = {**self._shape, "status": "in_progress", "incomplete_details": None, "output": []}
+            item = {**self._message("in_progress"), "content": []}
+            events += [
+                self._named("response.created", response=begun),
+                self._named("response.in_progress", response=begun),
+                self._named("response.output_item.added", output_index=0, item=item),
+                self._named("response.content_part.added", part=_part(""), **place),
+            ]
+        text = "" if output.delta is None else output.delta.text
+        if text:
+            events.append(self._named("response.output_text.delta", delta=text, logprobs=[], **place))
+        if output.finish_reason is not None:
+            whole = self._choice(choice, output)
+            events += [
+                self._named("response.output_text.done", text=output.text, logprobs=[], **place),
+                self._named("response.content_part.done", part=_part(output.text), **place),
+                self._named("response.output_item.done", output_index=0, item=whole["output"][0]),
+                self._named(f"response.{whole['status']}", response=whole),
+            ]
+        return b"".join(events)
+
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        """By OpenAI's description with its fields beside each other; their client looks for them under `error`."""
+        return self._named("error", **{name: body["error"][name] for name in ("message", "param", "code")}, **body)
+
+    def _named(self, kind: str, **fields: Any) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
+    def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
+        """The whole response: it has one choice."""
+        cut = finish_reason(output) == "length"
+        status = "incomplete" if cut else "completed"
+        usage = self.usage()
+        return {
+            **self._shape,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [{**self._message(status), "content": [_part(output.text)]}],
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    def _message(self, status: str) -> dict[str, Any]:
+        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

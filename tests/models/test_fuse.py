@@ -1,0 +1,144 @@
+"""A fused model is the same model."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cb_kernels.cpu import Library
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from cb_backend.attention.batch import RaggedBatch
+from cb_backend.attention.cpu import NativeAttention
+from cb_backend.attention.hook import IMPLEMENTATION, register
+from cb_backend.models.layers.fused import fuse_model, merged_linear
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.1,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**_SIZES),
+    "mistral": MistralConfig(**_SIZES, sliding_window=5),
+    "qwen2": Qwen2Config(**_SIZES),
+    "qwen3": Qwen3Config(**{**_SIZES, "head_dim": 32}),
+}
+
+
+def build(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    register()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, dtype=dtype)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms of ones and biases of zeros would hide mistakes
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.eval().requires_grad_(False)
+
+
+def run(model: PreTrainedModel, backend: NativeAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """A chunk of 9 tokens and a decode at position 0: hidden states, and the cache that they left."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv = torch.zeros(4, config.num_hidden_layers, 2, config.num_key_value_heads, 8, head_dim, dtype=model.dtype)
+    q_lens = [9, 1]
+    batch = RaggedBatch(
+        input_ids=torch.arange(10) * 7 % 128,
+        positions=torch.tensor([*range(9), 0]),
+        slots=torch.tensor([*range(8), 16, 24]),
+        block_tables=torch.tensor([[0, 2], [3, 0]], dtype=torch.int32),
+        seq_lens=torch.tensor(q_lens, dtype=torch.int32),
+        cu_seqlens=torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32),
+        q_lens=q_lens,
+        kv_lens=q_lens,
+        storage=SimpleNamespace(  # type: ignore[arg-type]
+            layers=[(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(config.num_hidden_layers)], block_size=8
+        ),
+    )
+    with torch.inference_mode():
+        hidden = model.base_model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            cb_batch=batch,
+            cb_backend=backend,
+        ).last_hidden_state[0]
+    return hidden, kv
+
+
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_float32_states_and_cache_are_equal(name: str) -> None:
+    backend = NativeAttention()
+    model = build(CONFIGS[name], torch.float32)
+    expected, expected_kv = run(model, backend)
+    assert fuse_model(model, backend.library) == 2
+    got, kv = run(model, backend)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kv, expected_kv, rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.lm_head(got).argmax(-1), model.lm_head(expected).argmax(-1))
+
+
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bfloat16_is_as_near_to_float32_as_the_plain_model(name: str) -> None:
+    backend = NativeAttention()
+    model = build(CONFIGS[name], torch.bfloat16)
+    exact, _ = run(copy.deepcopy(model).float(), backend)
+    plain_error = (run(model, backend)[0].float() - exact).norm()
+    fuse_model(model, backend.library)
+    assert (run(model, backend)[0].float() - exact).norm() <= 1.25 * plain_error
+
+
+def test_unpacked_weights_are_dropped(native_kernels: Library) -> None:
+    model = build(CONFIGS["llama"], torch.bfloat16)
+    layer = model.base_model.layers[0]
+    fuse_model(model, native_kernels)
+    assert layer.self_attn.q_proj.weight.numel() == layer.mlp.down_proj.weight.numel() == 0
+
+
+def test_other_architectures_stay_as_they_are(native_kernels: Library) -> None:
+    model = build(Gemma2Config(**_SIZES), torch.float32)
+    assert fuse_model(model, native_kernels) == 0
+    assert model.base_model.layers[0].self_attn.q_proj.weight.numel() > 0
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_merged_linear_puts_results_side_by_side(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(0)
+    parts = [torch.nn.Linear(32, n, dtype=dtype) for n in (16, 8)]
+    x = torch.randn(rows, 32).to(dtype)
+    with torch.inference_mode():
+        expected = torch.cat([part(x) for part in parts], -1)
+        torch.testing.assert_close(merged_linear(parts)(x), expected)
+
+
+def test_without_packed_weights_the_public_product_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("no such layout")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    part = torch.nn.Linear(32, 16, dtype=torch.bfloat16)
+    x = torch.randn(2, 32).bfloat16()
+    with torch.inference_mode():
+        expected = part(x)
+        assert torch.equal(merged_linear([part])(x), expected)
