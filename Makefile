@@ -26,7 +26,7 @@ CLIENTS := $(VENV)/.clients
 NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve bento kernels-report test clients clients-test packaging-test image-test calibration docs lint type check clean
+.PHONY: help install model serve bento kernels-report test clients clients-test packaging-test image-test calibration docs lint type imports check clean
 
 help: ## List the targets and the variables.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,9 +97,12 @@ lint: $(STAMP) ## Check style and formatting.
 type: $(STAMP) ## Check types.
 	$(BIN)/mypy
 
-check: lint type ## Everything that reads the code without running it.
+imports: $(STAMP) ## Check that each room imports only what stands below it, without circles.
+	$(BIN)/lint-imports
+
+check: lint type imports ## Everything that reads the code without running it.
 
 clean: ## Remove the virtual environment and what builds and tests left.
-	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info kernels/*.egg-info
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis *.egg-info kernels/*.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 	find kernels -name '*.so' -delete
