@@ -2,14 +2,13 @@
 
 `EngineConfig` is the whole public configuration. Every field can also be set for the shipped service by an
 environment variable: `CB_` + the field name in capitals, nested fields joined by two underscores
-(`CB_NUM_KV_BLOCKS=500`, `CB_ADMISSION__RISK=0.05`); `EngineConfig.from_env` reads them.
+(`CB_NUM_KV_BLOCKS=500`, `CB_ADMISSION__RISK=0.05`); `bento/loading.py` reads them.
 This module imports neither torch nor bentoml, so that a bad value is reported before anything heavy loads.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -127,31 +126,19 @@ class EngineConfig(_Section):
             raise ValueError("must name a directory, a BentoML model tag or a Hugging Face id")
         return value
 
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> EngineConfig:
-        """Reads `CB_*` variables over the defaults; `overrides` win over the environment.
+    def replace(self, assignments: Mapping[str, str]) -> EngineConfig:
+        """A copy with dotted fields set from text, as `--set admission.policy=prompt` gives them.
 
         Raises:
-            pydantic.ValidationError: a variable has a bad value or names no field.
+            pydantic.ValidationError: a value is bad, or a name is no field.
         """
-        values: dict[str, Any] = {}
-        for key, raw in sorted((os.environ if environ is None else environ).items()):
-            if not key.startswith("CB_"):
-                continue
-            path = key[3:].lower().split("__")
-            if path[0] in cls.model_fields:
-                set_by_path(values, path, raw)
-        return cls(**{**values, **overrides})
-
-    def replace(self, assignments: Mapping[str, str]) -> EngineConfig:
-        """A copy with dotted fields set from text, as `--set admission.policy=prompt` gives them."""
         values = self.model_dump()
         for dotted, raw in assignments.items():
-            set_by_path(values, dotted.split("."), raw)
+            _set_by_path(values, dotted.split("."), raw)
         return type(self)(**values)
 
 
-def set_by_path(values: dict[str, Any], path: list[str], raw: str) -> None:
+def _set_by_path(values: dict[str, Any], path: list[str], raw: str) -> None:
     """Sets `values[path[0]][path[1]]...` to `raw`, read as JSON where it is JSON (`true`, `3`), else as text."""
     for key in path[:-1]:
         values = values.setdefault(key, {})

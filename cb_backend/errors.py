@@ -1,4 +1,7 @@
-"""The two errors that reach people: `RequestError` tells a client, `ModelError` tells the operator. Imports nothing."""
+"""The two errors that reach people: `RequestError` tells a client, `ModelError` tells the operator. Imports nothing.
+
+Other libraries' errors are quoted by their first line (`first_line`): many append a whole state or a traceback.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,14 @@ class RequestError(ValueError):
 
 class ModelError(RuntimeError):
     """A model that cannot be served. The message is one sentence: what is wrong with what, and what to do."""
+
+
+def first_line(error: BaseException | str, most: int = 500) -> str:
+    """The first line of an error's message that is not blank, without its full stop and at most `most` characters long.
+
+    An error without a message is called by its type.
+    """
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()[:most].rstrip(".")
+    return "no reason given" if isinstance(error, str) else type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import ModelError
+from ..errors import ModelError, first_line
 
 logger = logging.getLogger("cb_backend")
 
@@ -116,13 +116,9 @@ def naming_shortage() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"the GPU's memory does not hold one step beside the weights ({_first_line(error)}); lower "
+            f"the GPU's memory does not hold one step beside the weights ({first_line(error)}); lower "
             "max_num_batched_tokens or max_num_seqs, or use a smaller model or a larger GPU"
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _gib(count: int) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import RequestError
+from ..errors import RequestError, first_line
 from ..request import FinishReason, Request, StepPlan, StepResult, TokenDelta
 from ..scheduling.draft import Outcome
 from ..scheduling.scheduler import Scheduler
@@ -211,7 +211,7 @@ class EngineCore:
 
     def _fail(self, plan: StepPlan, began: float, error: Exception) -> None:
         logger.exception("step %d failed; its requests end with an error", plan.step)
-        reason = _one_line(error)
+        reason = first_line(f"{type(error).__name__}: {error}")
         outcomes = self.scheduler.fail(plan, reason)
         self._deliver(outcomes)
         for observer in self.observers:
@@ -304,7 +304,3 @@ def _refuse(choices: Sequence[Request], error: str) -> None:
     """Ends requests that never reached the scheduler."""
     for choice in choices:
         choice.sink(TokenDelta(choice.request_id, choice.index, (), finish_reason=FinishReason.ERROR, error=error))
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:500]

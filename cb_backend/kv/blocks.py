@@ -166,14 +166,6 @@ class BlockPool:
             if block in self._content:
                 self._forget(block)
 
-    def forget_all(self) -> None:
-        """Drops the whole prefix index."""
-        for block in list(self._content):
-            self._forget(block)
-            if block in self._evictable:
-                del self._evictable[block]
-                self._free.append(block)
-
     def _forget(self, block: int) -> None:
         del self._index[self._content.pop(block).key]
 

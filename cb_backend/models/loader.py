@@ -20,7 +20,7 @@ import torch
 
 from ..attention.hook import IMPLEMENTATION, register
 from ..config import EngineConfig
-from ..errors import ModelError
+from ..errors import ModelError, first_line
 from ..kv.storage import KVGeometry
 from .source import ModelSource, resolve_model
 from .support import causal_lm_class, kv_geometry
@@ -105,7 +105,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerFast | None:
     try:
         return AutoTokenizer.from_pretrained(str(source.tokenizer_path), trust_remote_code=False)
     except Exception as error:  # json, tokenizers' own Exception, KeyError for a missing field...
-        raise ModelError(f"cannot read the tokenizer in {source.tokenizer_path}: {_first_line(error)}") from error
+        raise ModelError(f"cannot read the tokenizer in {source.tokenizer_path}: {first_line(error)}") from error
 
 
 def choose_device(device: str) -> torch.device:
@@ -162,7 +162,7 @@ def _read_config(path: Path, name: str) -> tuple[Any, str | None]:
         text = raw.get("text_config") or {}
         wanted = raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
     except (ValueError, AttributeError) as error:
-        raise ModelError(f"{path / 'config.json'} is not a JSON object: {_first_line(error)}") from None
+        raise ModelError(f"{path / 'config.json'} is not a JSON object: {first_line(error)}") from None
     if wanted is not None and wanted not in _DTYPES:
         raise ModelError(f"'{name}': dtype {wanted!r} in {path / 'config.json'} is none of {', '.join(_DTYPES)}")
     try:
@@ -170,7 +170,7 @@ def _read_config(path: Path, name: str) -> tuple[Any, str | None]:
     except Exception as error:  # transformers validates with several libraries, each with its own errors
         raise ModelError(
             f"transformers cannot read {path / 'config.json'} (model type {raw.get('model_type')!r}): "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
 
 
@@ -185,7 +185,7 @@ def _checkpoint_dtype(path: Path, declared: str | None) -> torch.dtype:
         with safe_open(weights, framework="pt") as file:
             stored = [file.get_slice(key).get_dtype() for key in list(file.keys())[:1]]
     except SafetensorError as error:
-        raise ModelError(f"cannot read {weights}: {_first_line(error)}") from error
+        raise ModelError(f"cannot read {weights}: {first_line(error)}") from error
     return _DTYPES[_SAFETENSORS_DTYPES.get(stored[0], "float32") if stored else "float32"]
 
 
@@ -204,7 +204,7 @@ def _load_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
             output_loading_info=True,
         )
     except Exception as error:  # torn files, sizes that do not match, a class that needs another package
-        raise ModelError(f"cannot load the weights of '{name}' from {path}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the weights of '{name}' from {path}: {first_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
@@ -235,11 +235,6 @@ def _eos_token_ids(model: Any, tokenizer: Any, vocab_size: int) -> frozenset[int
         ids = [value] if isinstance(value, int) else list(value)
         return frozenset(i for i in ids if 0 <= i < vocab_size)
     return frozenset()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
 @contextmanager

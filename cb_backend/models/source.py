@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import ModelError
+from ..errors import ModelError, first_line
 
 # What a model directory may hold for us. Everything else (pickles, code, other frameworks' weights) stays where it is.
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -107,8 +107,7 @@ def _locate(
         try:
             return _download(reference, patterns), reference, "hub"
         except Exception as error:  # the hub client raises a dozen unrelated types
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            looked.append(f"Hugging Face hub and its local cache ({reason[0].rstrip('.')})")
+            looked.append(f"Hugging Face hub and its local cache ({first_line(error)})")
     raise ModelError(f"no {what} '{reference}'; looked in: {'; '.join(looked)}")
 
 

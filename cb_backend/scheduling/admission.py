@@ -175,7 +175,7 @@ class Admission:
 
         Little's law: as many sequences as run now end per mean output length (in steps of one token each).
         """
-        mean = self.curves.remaining("", 0, self.num_blocks * self.block_size).mean
+        mean = self.curves.remaining("", 0, self.num_blocks * self.block_size)
         known = self.curves.effective_observations() >= 1.0
         steps_per_end = (mean if known else 1.0) / max(1, self._count)
         return (waiting_ahead + 1) * steps_per_end * seconds_per_step
@@ -248,7 +248,7 @@ class Admission:
         known, prompt, most, rows, own = np.array(columns, dtype=np.int64).reshape(5, -1)
         sequences = Sequences(known, known - prompt, most - (known - prompt), rows, own)
         self.curves.include_running(rows, sequences.generated)
-        typical = self.curves.remaining("", 0, max(max_tokens, int(most.max(initial=0)))).mean
+        typical = self.curves.remaining("", 0, max(max_tokens, int(most.max(initial=0))))
         self._horizons = choose_horizons(typical, np.append(sequences.left, left))
         self._overlap = overlap(sequences.generated, self._horizons)
         self._moments = forecast(sequences, self._horizons, self.curves, self.block_size)

@@ -23,7 +23,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,13 +52,6 @@ Floats = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Points = npt.NDArray[np.int16]
-
-
-class Remaining(NamedTuple):
-    """Tokens still to come, given that at least one comes."""
-
-    mean: float
-    variance: float
 
 
 def _make_scale() -> Ints:
@@ -280,11 +273,11 @@ class LengthCurves:
         known += beyond_all * ((1.0 - weight) / np.maximum(limit - _LOG[at], _TINY))[:, None]
         return known
 
-    def remaining(self, request_class: str, generated: int, max_tokens: int) -> Remaining:
-        """Mean and variance of the tokens still to come, of a running output with `generated` < `max_tokens`."""
+    def remaining(self, request_class: str, generated: int, max_tokens: int) -> float:
+        """Expected number of tokens still to come, of a running output with `generated` < `max_tokens`."""
         most = max_tokens - generated
         if most <= 0:
-            return Remaining(0.0, 0.0)
+            return 0.0
         row = self.row(request_class)
         for each in {0, row}:
             if self._is_due(each):
@@ -293,9 +286,7 @@ class LengthCurves:
         start = np.maximum(SCALE[first : last + 1], generated) - generated
         end = np.minimum(SCALE[first : last + 1] + _WIDTH[first : last + 1], max_tokens) - generated
         alive = self.survival(np.array([row]), np.array([generated]), np.array([most]), start)[0][0].astype(np.float64)
-        # E[R] is the sum over t >= 0 of P(R > t), E[R^2] that of (2 t + 1) P(R > t).
-        mean, square = float(alive @ (end - start)), float(alive @ (end**2 - start**2))
-        return Remaining(mean, max(0.0, square - mean * mean))
+        return float(alive @ (end - start))  # E[R] is the sum over t >= 0 of P(R > t)
 
     def shortest(self, request_class: str, enough: float = 100.0) -> int:
         """Tokens of the class's shortest output in memory; 1 with fewer than `enough` effective observations."""

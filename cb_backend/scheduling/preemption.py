@@ -36,7 +36,6 @@ class CostModel:
 class Victim:
     request: Request
     mode: Mode
-    blocks_freed: int
 
 
 class Preemption:
@@ -60,7 +59,7 @@ class Preemption:
             mode, seconds = self._way_back(request)
             key = (-request.priority, not request.progressed, seconds / max(freed, 0.5), -request.order)
             if best is None or key < best[0]:
-                best = (key, Victim(request, mode, freed))
+                best = (key, Victim(request, mode))
         return None if best is None else best[1]
 
     def _way_back(self, request: Request) -> tuple[Mode, float]:

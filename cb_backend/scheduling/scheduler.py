@@ -108,10 +108,6 @@ class Scheduler:
         return ended
 
     @property
-    def next_deadline(self) -> float | None:
-        return self._deadlines.next
-
-    @property
     def num_waiting(self) -> int:
         return len(self.waiting)
 

@@ -56,10 +56,6 @@ class Deadlines:
         if request.deadline is not None:
             heapq.heappush(self._heap, (request.deadline, request.order, request.request_id))
 
-    @property
-    def next(self) -> float | None:
-        return self._heap[0][0] if self._heap else None
-
     def passed(self, now: float) -> Iterator[tuple[str, int]]:
         """(request id, arrival number) of every deadline at or before `now`; the request may have ended already."""
         while self._heap and self._heap[0][0] <= now:

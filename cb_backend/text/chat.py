@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import RequestError, first_line
 from ..params import check_text, check_texts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -109,9 +109,8 @@ class ChatTemplate:
                 **(template_kwargs or {}),
             )
         except Exception as error:  # whatever a template raises, it concerns this request alone
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise RequestError(
-                f"'messages': the model's chat template refuses them: {reason}", param="messages"
+                f"'messages': the model's chat template refuses them: {first_line(error)}", param="messages"
             ) from None
         if len(text) > MAX_RENDERED:
             raise RequestError(

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..errors import RequestError
+from ..errors import RequestError, first_line
 from ..params import check_texts
 from .one_of import branches_exclude_each_other
 
@@ -60,7 +60,7 @@ class GrammarConstraint:
 
     @property
     def error(self) -> str | None:
-        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        return first_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def fork(self) -> GrammarConstraint:
         return GrammarConstraint(self._matcher.deep_copy())
@@ -129,7 +129,7 @@ class GrammarCompiler:
 
         matcher = LLMatcher(self._ll_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
-            report = _first_line(matcher.get_error())
+            report = first_line(matcher.get_error())
             raise _refuse(_ONE_OF if report.startswith("oneOf ") else report)
         # Some faults show only where the first token is chosen, as in a schema that refers to itself for ever.
         begun = GrammarConstraint(matcher.deep_copy())
@@ -221,11 +221,6 @@ def _bounded(grammar: str) -> str:
     if len(grammar) > MAX_GRAMMAR_BYTES:
         raise _refuse(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
     return grammar
-
-
-def _first_line(report: str) -> str:
-    """The library appends its whole state."""
-    return report.strip().splitlines()[0]
 
 
 def _refuse(reason: str, param: str = "response_format") -> RequestError:

@@ -84,7 +84,7 @@ def test_preemption_at_every_step(tiny_llama, alone, monkeypatch, mode, prefix_c
         request = victims[len(victims) // 2]
         how = next(modes)
         room = self.pool.blocks_for(request.num_computed) <= self.host.available
-        return Victim(request, "swap" if how == "swap" and room else "recompute", len(request.blocks))
+        return Victim(request, "swap" if how == "swap" and room else "recompute")
 
     def preempt_one(self, draft):
         plan(self, draft)

@@ -167,7 +167,7 @@ def test_a_prompt_preempted_in_flight_reports_each_of_its_tokens_once(computed):
         plan = scheduler.plan()
         scheduler.settle(plan, answered(plan), 0.0)
     in_flight = scheduler.plan()
-    scheduler._preempt(Victim(request, "recompute", 3), Draft())
+    scheduler._preempt(Victim(request, "recompute"), Draft())
     scheduler.settle(in_flight, answered(in_flight), 0.0)
     scheduler.budget = 6
     outcomes = []

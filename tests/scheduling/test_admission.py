@@ -368,7 +368,7 @@ def test_start_is_estimated_by_littles_law():
     admission = make_admission(num_blocks=1000, block_size=1000, lengths=[100] * 10_000)
     admission.begin([running(str(i)) for i in range(10)])
     # One of ten ends per a tenth of the mean length; what was believed without observations has the weight 0.5.
-    mean = (100 * 10_000 + 0.5 * LengthCurves().remaining("", 0, 1_000_000).mean) / 10_000.5
+    mean = (100 * 10_000 + 0.5 * LengthCurves().remaining("", 0, 1_000_000)) / 10_000.5
     assert admission.seconds_until_start(4, 0.02) == pytest.approx(5 * mean / 10 * 0.02, rel=1e-4)
 
 

@@ -19,7 +19,7 @@ def learnt(length: int) -> LengthCurves:
 
 
 def test_without_observations_the_blind_belief_is_expected():
-    assert expected_lengths(LengthCurves(), "", [100]) == pytest.approx([LengthCurves().remaining("", 0, 100).mean])
+    assert expected_lengths(LengthCurves(), "", [100]) == pytest.approx([LengthCurves().remaining("", 0, 100)])
 
 
 def test_observed_lengths_are_expected_up_to_max_tokens():

@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 from ...attention.batch import RaggedBatch
 from ...attention.hook import AttentionBackend, AttentionCall
 from ...device.shared_cores import SharedCores
+from ...errors import first_line
 
 if TYPE_CHECKING:
     from cb_kernels.cpu import Library
@@ -233,6 +234,6 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).view(3, -1)
         torch.testing.assert_close(product(probe), linear(probe, weight, bias), rtol=2e-2, atol=2e-2)
     except (AttributeError, RuntimeError, AssertionError) as error:
-        _log.info("weights stay unpacked: %s", str(error).splitlines()[0])
+        _log.info("weights stay unpacked: %s", first_line(error))
         return None
     return product

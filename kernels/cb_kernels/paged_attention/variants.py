@@ -12,7 +12,6 @@ from cb_kernels.targets import TARGETS
 
 POINTER = {"bf16": "*bf16", "f32": "*fp32", "fp8": "*fp8e4nv"}
 ELEMENT_SIZE = {"bf16": 2, "f32": 4}
-STRIDES = ("q", "out", "k", "v")
 
 
 @dataclass(frozen=True, slots=True)
