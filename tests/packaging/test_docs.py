@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,21 +14,58 @@ from cb_backend.config import AdmissionConfig, EngineConfig
 from cb_backend.telemetry.metric_table import BY_NAME
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 
 
-def test_the_navigation_leads_to_pages() -> None:
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def leaves(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else leaves(value)
+
+
+def test_the_navigation_has_every_page_once() -> None:
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    assert {page for entry in navigation for page in entry.values()} <= {page.name for page in PAGES}
+    assert sorted(leaves(navigation)) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_every_page_can_be_reached_from_the_overview() -> None:
+    reached, rest = set(), [DOCS / "index.md"]
+    while rest:
+        page = rest.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        links = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text(encoding="utf-8"))
+        rest += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert set(PAGES) <= reached
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_lines_of_prose_are_wrapped(page: Path) -> None:
+    outside_code = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    long = [line for line in outside_code.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "!["))]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_commits_are_not_used_as_dates(page: Path) -> None:
+    named = re.findall(r"\b[0-9a-f]{7,12}\b", page.read_text(encoding="utf-8"))
+    assert [word for word in named if re.search("[a-f]", word) and re.search("[0-9]", word)] == []
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`((?:integration|tests)/[\w/.-]+?)`", page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
