@@ -1,7 +1,19 @@
 """Continuous batching for Hugging Face causal language models, inside BentoML.
 
-`Engine` runs without bentoml; `ContinuousBatching`, `llm_service`, `to_runner` and `openai_app` import it when first
-used.
+    EngineConfig, AdmissionConfig   what an operator sets
+    SamplingParams                  what a client asks of one request's tokens
+    Engine                          generate, stream, abort, stats; runs without bentoml
+    RequestOutput, RequestError     what comes back
+    ContinuousBatching              mixin for a BentoML service class
+    llm_service                     a whole service, for `bentoml.depends`
+    to_runner                       a legacy runner
+    openai_app                      the OpenAI routes as an ASGI app, to mount at /v1
+    timeline                        the timeline page above a service class
+
+Importing this package loads neither torch nor bentoml: `Engine` and the names below it do when first asked for.
+
+Raises:
+    VersionError (an ImportError): `Engine` was asked for and torch or transformers is absent or too old.
 """
 
 from __future__ import annotations
@@ -29,7 +41,7 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .openai.app import openai_app
 
-# Imported when first asked for: the engine loads torch, the others bentoml.
+# Imported when first asked for: the engine loads torch, the names of bento/ load bentoml.
 _LAZY = {
     "Engine": "engine.engine",
     "ContinuousBatching": "bento.service",

@@ -46,12 +46,12 @@ class _Section(BaseModel):
 
 
 class AdmissionConfig(_Section):
-    """When a waiting request may take memory."""
+    """When a waiting request may take memory (docs/admission.md)."""
 
     policy: Literal["forecast", "worst_case", "prompt"] = Field(
         "forecast",
         description="`forecast`: admit when the forecast peak of memory fits with probability 1 - risk. "
-        "`worst_case`: admit when prompt + max_tokens of everybody fits. `prompt`: admit when the prompt fits.",
+        "`worst_case`: admit when prompt + max_tokens of all requests fit. `prompt`: admit when the prompt fits.",
     )
     risk: float = Field(
         0.01, gt=0.0, lt=1.0, description="Accepted probability that an admission later overflows the KV pool."
@@ -65,7 +65,14 @@ class AdmissionConfig(_Section):
 
 
 class EngineConfig(_Section):
-    """Configuration of one engine (one model, one KV pool, one thread)."""
+    """Configuration of one engine (one model, one KV pool, one thread). Frozen; sizes are bytes, lengths are tokens.
+
+    Sizes may be written as text (`"4GiB"`, `"512MB"`). Defaults of None are resolved when the engine starts, from the
+    model and the machine; the log says to what.
+
+    Raises:
+        pydantic.ValidationError: a value is outside its range, or a name is no field.
+    """
 
     model: str = Field(description="Directory, BentoML model tag or Hugging Face id.")
     tokenizer: str | None = Field(None, description="Where the tokenizer is, if not beside the model.")

@@ -10,9 +10,10 @@ class RequestError(ValueError):
     """A request that cannot be served: what the client gets as a 4xx.
 
     Attributes:
-        param: the field at fault, as the client named it, or None.
+        message: one sentence: what is wrong with which field, its range, and the value it had.
+        param: the field at fault, as the client named it (`response_format.json_schema`), or None.
         status: HTTP status: 400, 404, 413, 429 or 503.
-        code: short machine-readable word, e.g. `context_length_exceeded`.
+        code: short machine-readable word, e.g. `context_length_exceeded`; a label of the metric of refusals.
         retry_after: seconds after which the same request may succeed (429 and 503).
         counted: it is in the metric of refusals already.
     """
@@ -35,7 +36,7 @@ class RequestError(ValueError):
         self.counted = False
 
     def about(self, message: str, param: str | None) -> RequestError:
-        """The same refusal in the words of another interface."""
+        """The same refusal (status, code, retry_after) with another interface's message and field."""
         other = RequestError(message, param=param, status=self.status, code=self.code, retry_after=self.retry_after)
         other.counted = self.counted
         return other

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from .errors import RequestError
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # alternatives per token, as in the OpenAI API
 MAX_STOPS = 16
 MAX_CHOICES = 128
 
@@ -34,9 +34,37 @@ NonEmpty = Annotated[str, Field(min_length=1, max_length=1024)]
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen. Names are those of the OpenAI API and vLLM.
 
-    Order of the filters on one row of logits, all in float32: logit_bias, bad_words and min_tokens masks; repetition,
-    presence and frequency penalties; temperature; top_k; top_p; min_p; then Gumbel-max with stateless noise
+    Order of the filters on one row of logits, float32 [vocab_size]: logit_bias, bad_words and min_tokens masks;
+    repetition, presence and frequency penalties; temperature; top_k; top_p; min_p; then Gumbel-max with stateless noise
     (`hash(seed, position, token id)`), so that neither neighbours nor preemption change the outcome.
+
+    Attributes:
+        max_tokens: most tokens to generate, 0 or more; None: to the end of the context.
+        min_tokens: tokens before which no end id and no stop string ends the request, at most `max_tokens`.
+        temperature: divides the logits, 0 to 100; below 1e-5 the largest logit is taken.
+        top_p: keeps the smallest set of tokens with at least this probability, above 0 to 1 (1: off). Holtzman et al.,
+            2020.
+        top_k: keeps so many tokens; 0 or -1: off.
+        min_p: keeps tokens with at least this share of the best one's probability, 0 to 1 (0: off).
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output, 0.01 to 100
+            (1: off). Keskar et al., 2019.
+        presence_penalty: subtracted from the logit of each token in the output, -2 to 2.
+        frequency_penalty: the same times the token's count in the output, -2 to 2.
+        logit_bias: added to logits by token id, -100 to 100 each.
+        bad_words: texts that are not generated, each of 1 to 1,024 characters.
+        seed: any 64-bit integer; choice i has the seed `seed + i`. None: drawn from the engine's seed.
+        n: choices, 1 to 128.
+        stop: up to 16 texts of 1 to 1,024 characters; the output ends before the first that appears.
+        stop_token_ids: up to 1,024 ids that end the output besides the model's end ids.
+        ignore_eos: the model's end ids do not end the output.
+        include_stop_str_in_output: keep the stop string that ended the output.
+        skip_special_tokens: leave special tokens out of the text (not out of the ids).
+        logprobs: log-probabilities of output tokens with so many of the most likely ones, 0 to 20; None: off.
+        prompt_logprobs: the same for the prompt.
+        response_format: `{"type": ...}` with `json_object`, `json_schema`, `regex` or `choice`: what the text must be.
+
+    Raises:
+        pydantic.ValidationError: a value is outside its range; `parse` makes it a `RequestError` that names the field.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -86,6 +114,7 @@ class SamplingParams(BaseModel):
 
     @property
     def greedy(self) -> bool:
+        """The most likely token is taken instead of sampling."""
         # Below this, exp((a - b) / T) is 0 for any two distinct float32 logits, and dividing by it would overflow.
         return self.temperature < 1e-5
 
