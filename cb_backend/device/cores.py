@@ -7,9 +7,11 @@ physical core share its vector units: so an engine takes the physical cores that
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from .cgroups import cpu_quota
 
 _ROOT = Path("/")
 
@@ -52,7 +54,7 @@ def usable_cores(root: Path = _ROOT) -> Threads:
     """Physical cores of the affinity mask, cut by the CPU quota of the container; at least 1."""
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = len({_siblings(cpu, root) for cpu in mask})
-    quota = cgroup_quota(root)
+    quota = cpu_quota(root)
     if quota is not None and quota < cores:
         return Threads(max(1, int(quota)), f"the cgroup allows {quota:g} of {cores} cores")
     return Threads(cores, f"this process may use {cores} physical core{'s' * (cores != 1)}")
@@ -67,46 +69,3 @@ def _siblings(cpu: int, root: Path) -> str:
         except OSError:
             continue
     return str(cpu)
-
-
-def cgroup_quota(root: Path = _ROOT) -> float | None:
-    """Cores that the process's control groups allow, the tightest of them; None without a limit."""
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
-
-
-def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """The process's groups with all above them: cgroup 2 under /sys/fs/cgroup, cgroup 1 under its `cpu` controller.
-
-    A container may see its own group as the root while /proc names the host's path: folders that are absent are left
-    to the reader.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = ["0::/"]
-    mount = root / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _with_parents(mount, path)
-        elif "cpu" in controllers.split(","):
-            for name in dict.fromkeys((controllers, "cpu")):
-                yield from _with_parents(mount / name, path)
-
-
-def _with_parents(mount: Path, path: str) -> Iterable[Path]:
-    group = PurePosixPath(path.lstrip("/"))
-    return (mount / part for part in (group, *group.parents))
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        if (folder / "cpu.max").is_file():
-            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
-            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
-        return int(quota) / int(period) if quota != "max" and int(quota) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from ..attention.registry import kv_dtype
 from ..config import EngineConfig
+from ..device.cgroups import memory_limit
 from ..device.headroom import Room
 from ..errors import ModelError
 from ..models.loader import LoadedModel
 
 logger = logging.getLogger("cb_backend")
 
-# On a CPU the pool shares the memory with everybody else: a quarter of what is free, and not more than a laptop spares.
+# On a CPU the pool shares the memory with all other processes: a quarter of what is free, and at most a laptop's share.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 * 2**30
 
@@ -88,13 +89,13 @@ def _host_blocks(config: EngineConfig, block_bytes: int, num_blocks: int) -> int
             f"swap_space {config.swap_space} bytes is more than the machine's memory of {total} bytes; "
             "lower it (0 turns swapping off)"
         )
-    # More host blocks than device blocks could only be filled by swapping everybody out twice over.
+    # More host blocks than device blocks could only be filled by swapping every sequence out twice over.
     return min(config.swap_space // block_bytes, 4 * num_blocks)
 
 
 def _cpu_spare() -> int:
     available = _meminfo("MemAvailable") or 4 * 2**30
-    limit = _cgroup_memory()
+    limit = memory_limit()
     return int(min(_CPU_SHARE * min(available, limit or available), _CPU_MOST))
 
 
@@ -107,12 +108,3 @@ def _meminfo(field: str) -> int | None:
     except OSError:
         pass
     return None
-
-
-def _cgroup_memory() -> int | None:
-    """The container's memory limit in bytes, None without one."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return None
-    return None if text == "max" else int(text)

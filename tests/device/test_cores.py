@@ -12,7 +12,7 @@ import pytest
 from cb_kernels.cpu import load
 
 from cb_backend import Engine, SamplingParams
-from cb_backend.device.cores import cgroup_quota, choose_threads, usable_cores, wanted_threads
+from cb_backend.device.cores import choose_threads, usable_cores, wanted_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,37 +63,6 @@ def test_more_threads_than_cores_are_cut_and_the_reason_says_so(machine):
     threads = choose_threads(64, {}, machine({}, cpus=2))
     assert threads.count == 2
     assert threads.reason == "num_threads asks for 64, but this process may use 2 physical cores"
-
-
-@pytest.mark.parametrize(
-    "files, quota",
-    [
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100000 100000"}, 1.0),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "250000 100000"}, 2.5),
-        ({"sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/docker/x",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            1.5,
-        ),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
-        (
-            {
-                "proc/self/cgroup": "1:cpu:/",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            None,
-        ),
-        ({}, None),
-    ],
-    ids=["v2", "v2-parent", "v2-no-proc", "v1-seen-from-inside", "v2-unlimited", "v1-unlimited", "no-cgroups"],
-)
-def test_the_quota_of_the_tightest_control_group_is_found(machine, files, quota):
-    assert cgroup_quota(machine(files)) == quota
 
 
 def test_a_container_limited_to_one_core_gets_one_thread(machine):

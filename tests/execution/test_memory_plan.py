@@ -66,9 +66,9 @@ def test_a_float8_cache_takes_a_quarter_of_float32():
 
 def test_a_cpu_gives_a_quarter_of_what_is_free_within_the_containers_limit(monkeypatch):
     monkeypatch.setattr(memory_module, "_meminfo", lambda field: 4000 * 10_240)
-    monkeypatch.setattr(memory_module, "_cgroup_memory", lambda: None)
+    monkeypatch.setattr(memory_module, "memory_limit", lambda: None)
     assert plan().num_blocks == 1000
-    monkeypatch.setattr(memory_module, "_cgroup_memory", lambda: 400 * 10_240)
+    monkeypatch.setattr(memory_module, "memory_limit", lambda: 400 * 10_240)
     assert plan().num_blocks == 100
 
 
