@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 from .config import AdmissionConfig, EngineConfig
 from .errors import RequestError
+from .models.source import ModelStore, register_bentoml_store
 from .params import SamplingParams
 from .request import RequestOutput
 
@@ -56,6 +57,15 @@ _LAZY = {
 _KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 if _KERNELS.is_dir() and find_spec("cb_kernels") is None:
     sys.path.append(str(_KERNELS))
+
+
+def _bentoml_store() -> ModelStore:
+    from .bento import models
+
+    return models
+
+
+register_bentoml_store(_bentoml_store)
 
 __all__ = [
     "AdmissionConfig",

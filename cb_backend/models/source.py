@@ -1,6 +1,6 @@
 """Where a model is: turns what the operator wrote into a directory of Hugging Face files.
 
-A reference is looked up as a directory, then as a tag of the BentoML model store (only where bentoml is installed),
+A reference is looked up as a directory, then as a name in the registered store (BentoML's, where bentoml is installed),
 then as a Hugging Face id. The directory that comes out has a config.json and safetensors; pickles beside them are
 never opened. This module knows nothing of how a model is built; it imports neither torch nor bentoml.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from ..errors import ModelError, first_line
 
@@ -25,6 +26,36 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+/?$")
+
+
+class StoredModel(Protocol):
+    """An entry of a store: its name without a version, and its directory."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> Path: ...
+
+
+class ModelStore(Protocol):
+    """Models by name. `cb_backend/bento/models.py` is one."""
+
+    def find(self, tag: str, /) -> StoredModel | None:
+        """The entry of a tag, or None."""
+
+    def store_path(self) -> Path:
+        """Where it keeps them, for messages."""
+
+
+# Set by the package's top level, which knows both sides: this room stands below the one that knows BentoML.
+_open_bentoml_store: Callable[[], ModelStore] | None = None
+
+
+def register_bentoml_store(open_store: Callable[[], ModelStore]) -> None:
+    """`open_store` is called for a name if bentoml is installed, and may import what is slow to import."""
+    global _open_bentoml_store
+    _open_bentoml_store = open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +126,12 @@ def _locate(
     if "/" not in reference:  # names in the BentoML store have none
         if importlib.util.find_spec("bentoml") is None:
             looked.append("BentoML model store (bentoml is not installed: pip install 'cb-backend[bento]')")
-        else:
-            from ..bento import models
-
-            entry = models.find(reference)
+        elif _open_bentoml_store is not None:
+            store = _open_bentoml_store()
+            entry = store.find(reference)
             if entry is not None:
                 return entry.path, entry.name, "bentoml"
-            looked.append(f"BentoML model store {models.store_path()}")
+            looked.append(f"BentoML model store {store.store_path()}")
 
     if _HUB_ID.fullmatch(reference):
         try:
