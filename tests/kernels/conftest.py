@@ -9,7 +9,8 @@ import torch
 from cb_kernels.cpu import Library
 from cb_kernels.cpu.binding import ISA_VARIABLE, LoadError, Native
 
-WITH_PRODUCTS = ("avx512_bf16", "amx")  # of bfloat16: these run whole layers
+ALL = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+WITH_PRODUCTS = ("avx512_bf16", "amx")  # of bfloat16: these run whole layers in it
 
 
 def switched(isa: str, monkeypatch: pytest.MonkeyPatch, native_kernels: Library) -> Iterator[Library]:
@@ -24,7 +25,7 @@ def switched(isa: str, monkeypatch: pytest.MonkeyPatch, native_kernels: Library)
     Native(torch_library)
 
 
-@pytest.fixture(params=("portable", "avx2", "avx512", *WITH_PRODUCTS))
+@pytest.fixture(params=ALL)
 def library(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, native_kernels: Library
 ) -> Iterator[Library]:

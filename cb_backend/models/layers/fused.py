@@ -1,11 +1,11 @@
 """Rewrites recognized decoder layers for the native CPU kernels: fewer passes over memory, weights packed once.
 
-In bf16, on a CPU with bf16 dot products, all layers of a recognized model (Llama, Mistral, Qwen2, Qwen3) become one
-native call (`cb_kernels.cpu.decoder`). Elsewhere each recognized layer gets q/k/v and gate/up as one product each, and
-one kernel each for norm with the residual sum, rotary with the K/V write, and the gated activation; bf16 weights are
-reordered for oneDNN at load, which else happens at every call. The unpacked copies are dropped, so a fused model cannot
-be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are those of
-transformers; only sums inside matrix products may be ordered differently.
+In float32, and in bf16 on a CPU with bf16 dot products, all layers of a recognized model (Llama, Mistral, Qwen2, Qwen3)
+become one native call (`cb_kernels.cpu.decoder`). Elsewhere each recognized layer gets q/k/v and gate/up as one product
+each, and one kernel each for norm with the residual sum, rotary with the K/V write, and the gated activation; bf16
+weights are reordered for oneDNN at load, which else happens at every call. The unpacked copies are dropped, so a fused
+model cannot be saved. Layers of other architectures keep their own modules. The arithmetic and its roundings are those
+of transformers; only sums inside matrix products may be ordered differently.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _WholeDecoder(nn.Module):
 
     def __init__(self, layers: Sequence[Any], library: Library) -> None:
         super().__init__()
-        self.decoder = Decoder(library, _shape(layers[0]), _take_weights(layers), len(layers))
+        self.decoder = Decoder(library, _shape(layers[0]), _take_weights(layers), layers[0].mlp.down_proj.weight.dtype)
         self.cores = SharedCores()
 
     def forward(

@@ -65,9 +65,24 @@ class Linear(ctypes.Structure):
     ]
 
 
+class Panels(ctypes.Structure):
+    _fields_ = [("data", c_void_p), *_fields(c_int32, "n depth format")]
+
+
+class Multiply(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("weight", Panels),
+        *_fields(c_void_p, "bias out"),
+        *_fields(c_int64, "x_row out_row"),
+        ("gated", c_int32),
+    ]
+
+
 class DecoderLayer(ctypes.Structure):
     _fields_ = [
-        *_fields(c_void_p, "input_norm middle_norm q_norm k_norm qkv out gate_up down"),
+        *_fields(c_void_p, "input_norm middle_norm q_norm k_norm"),
+        *_fields(Panels, "qkv out gate_up down"),
         *_fields(c_void_p, "qkv_bias out_bias k_cache v_cache"),
         *_fields(c_int32, "attention"),
         *_fields(c_float, "input_eps middle_eps head_eps"),
@@ -78,7 +93,9 @@ class Decoder(ctypes.Structure):
     _fields_ = [
         *_fields(c_void_p, "layers attentions plans hidden cos sin slots normed qkv attended gated projected"),
         *_fields(c_int64, "hidden_row cos_row normed_row qkv_row attended_row gated_row projected_row"),
-        *_fields(c_int32, "num_layers rows hidden_size intermediate_size num_heads num_kv_heads head_dim block_size"),
+        *_fields(
+            c_int32, "num_layers rows hidden_size intermediate_size num_heads num_kv_heads head_dim block_size dtype"
+        ),
     ]
 
 
@@ -141,6 +158,14 @@ class Native:
         self.has_product = bool(library.cb_has_product())
         self.pack_weight = library.cb_pack_weight
         self.pack_weight.argtypes, self.pack_weight.restype = [c_void_p, c_int64, c_int, c_int, c_void_p], None
+        self.panel: int = library.cb_panel()
+        self.pack_panels = library.cb_pack_panels
+        self.pack_panels.argtypes = [c_void_p, c_int64, c_int, c_int, c_int, c_void_p]
+        self.pack_panels.restype = None
+        self.multiply = library.cb_multiply
+        self.multiply.argtypes, self.multiply.restype = [c_void_p, c_int, c_int], None
+        self.unpack_outputs = library.cb_unpack_outputs
+        self.unpack_outputs.argtypes, self.unpack_outputs.restype = [c_void_p, c_void_p, c_int, c_void_p], c_int
 
 
 def _by_reference(function: Any, result: type | None) -> Callable[[int, int], Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 LIBRARY = "libcb_cpu.so"
 SOURCES = Path(__file__).resolve().parent / "src"
 
-_AVX2 = ("-mavx2", "-mfma")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl")
 _X86_UNITS: dict[str, tuple[str, ...]] = {
     "avx2": _AVX2,

@@ -1,8 +1,8 @@
-"""All layers of a Llama-like decoder as one native call per step, in bf16.
+"""All layers of a Llama-like decoder as one native call per step, in float32 or, where the CPU multiplies it, bf16.
 
 For a decode, most of the time between two matrix products is spent starting the next one; see `src/decoder.cpp`. The
-weights are reordered for the product once. A row's result does not depend on the other rows, their number, or the
-number of threads.
+weights are reordered for the product once; in float32 they are kept in 16 bits where that loses nothing, see
+`panels.py`. A row's result does not depend on the other rows, their number, or the number of threads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from cb_kernels.cpu import binding
-from cb_kernels.cpu.library import Batch, Library, UnsupportedShape
-from cb_kernels.cpu.memory import zeros
+from cb_kernels.cpu.library import DTYPES, Batch, Library, UnsupportedShape, supports
+from cb_kernels.cpu.panels import PackedMatrix, PackedMemory
 
 _PANEL = 32  # rows and columns that the product works on at once
 
@@ -40,20 +40,12 @@ class DecoderShape:
     def qkv_size(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
-    @property
-    def packed_size(self) -> int:
-        """Elements that one layer's matrices take in the product's order."""
-        return (
-            _packed_size(self.qkv_size, self.hidden_size)
-            + _packed_size(self.hidden_size, self.q_size)
-            + _packed_size(2 * self.intermediate_size, self.hidden_size)
-            + _packed_size(self.hidden_size, self.intermediate_size)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer; all bf16 and as torch's modules hold them: [out features, in features].
+    """One layer, as torch's modules hold it: [out features, in features].
+
+    All bf16 for a decoder in bf16; float32, bf16 or float16 for one in float32.
 
     `qkv` is q, k and v stacked. `head_norms` are the norms of each query and key head, or None. `window`: keys a row
     sees, itself included; 0: all.
@@ -74,69 +66,89 @@ class LayerWeights:
 
 
 def runs_decoder(library: Library, shape: DecoderShape, dtype: torch.dtype) -> bool:
-    """Whether this CPU and these sizes allow it."""
+    """Whether this CPU and these sizes allow it, with activations and K/V of `dtype`."""
     sizes = (shape.hidden_size, shape.intermediate_size, shape.q_size, shape.qkv_size)
-    return library.native.has_product and dtype == torch.bfloat16 and all(size % 16 == 0 for size in sizes)
+    if dtype == torch.bfloat16:
+        return library.native.has_product and all(size % 16 == 0 for size in sizes)
+    return dtype == torch.float32 and supports(shape.head_dim, dtype) and shape.hidden_size % 8 == 0
 
 
 class Decoder:
-    """The layers, ready to run. Keeps its own copy of the matrices; the norms' weights stay shared.
+    """The layers, ready to run. Keeps its own copy of the matrices.
+
+    Args:
+        dtype: of activations and K/V, float32 or bf16.
 
     Raises:
         UnsupportedShape: see `runs_decoder`.
     """
 
-    def __init__(self, library: Library, shape: DecoderShape, layers: Iterable[LayerWeights], num_layers: int) -> None:
+    def __init__(
+        self,
+        library: Library,
+        shape: DecoderShape,
+        layers: Iterable[LayerWeights],
+        dtype: torch.dtype,
+    ) -> None:
+        if not runs_decoder(library, shape, dtype):
+            raise UnsupportedShape(f"no native decoder for {shape} in {dtype} on {library.isa}")
         self.library = library
         self.shape = shape
-        self._free = zeros((num_layers * shape.packed_size,), torch.bfloat16)
+        self.dtype = dtype
+        self._memory = PackedMemory()
         self._calls: list[tuple[float, int]] = []  # distinct (scale, window)
-        self._held: list[torch.Tensor] = []  # what the structures point to
+        self._held: list[object] = []  # what the structures point to
         made = [self._layer(layer) for layer in layers]
         self._layers = (binding.DecoderLayer * len(made))(*made)
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rows = 0
 
     def _layer(self, layer: LayerWeights) -> binding.DecoderLayer:
-        def hold(tensor: torch.Tensor | None) -> int | None:
+        def hold(tensor: torch.Tensor | None, dtype: torch.dtype = self.dtype) -> int | None:
             if tensor is None:
                 return None
+            tensor = tensor.to(dtype).contiguous()
             self._held.append(tensor)
             return tensor.data_ptr()
 
-        def bias(tensor: torch.Tensor | None) -> int | None:
-            return hold(None if tensor is None else tensor.float())
-
-        if not runs_decoder(self.library, self.shape, layer.qkv.dtype):
-            raise UnsupportedShape(f"no native decoder for {self.shape} in {layer.qkv.dtype} on {self.library.isa}")
         attention = (layer.scale, layer.window)
         if attention not in self._calls:
             self._calls.append(attention)
         q_norm, k_norm = layer.head_norms or ((None, 0.0), (None, 0.0))
+        run = self.library.native.panel // 2 if self.dtype == torch.float32 else _PANEL // 2
+        gate_up = self.pack(_interleave(layer.gate, layer.up, run))
+        gate_up.n = 2 * self.shape.intermediate_size
         return binding.DecoderLayer(
             input_norm=hold(layer.input_norm[0]),
             middle_norm=hold(layer.middle_norm[0]),
             q_norm=hold(q_norm[0]),
             k_norm=hold(k_norm[0]),
-            qkv=hold(self.pack(layer.qkv)),
-            out=hold(self.pack(layer.out)),
-            gate_up=hold(self.pack(_interleave(layer.gate, layer.up))),
-            down=hold(self.pack(layer.down)),
-            qkv_bias=bias(layer.qkv_bias),
-            out_bias=bias(layer.out_bias),
+            qkv=self.pack(layer.qkv),
+            out=self.pack(layer.out),
+            gate_up=gate_up,
+            down=self.pack(layer.down),
+            qkv_bias=hold(layer.qkv_bias, torch.float32),
+            out_bias=hold(layer.out_bias, torch.float32),
             attention=self._calls.index(attention),
             input_eps=layer.input_norm[1],
             middle_eps=layer.middle_norm[1],
             head_eps=q_norm[1],
         )
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight [n, depth] in the order of the native product, in memory that all matrices share."""
+    def pack(self, weight: torch.Tensor) -> binding.Panels:
+        """weight [n, depth] in the order of the product, in memory that all matrices share."""
+        if self.dtype == torch.float32:
+            matrix = PackedMatrix(self.library, weight, self._memory)
+            self._held.append(matrix)
+            return matrix.panels
+        if weight.dtype != torch.bfloat16:
+            raise UnsupportedShape(f"a weight of the decoder in bfloat16 must be so too, not {weight.dtype}")
         n, depth = weight.shape
         weight = weight.contiguous()
-        packed, self._free = self._free.split([_packed_size(n, depth), self._free.numel() - _packed_size(n, depth)])
+        packed = self._memory.take(-(-n // _PANEL) * -(-depth // _PANEL) * _PANEL**2, weight.dtype)
+        self._held.append(packed)
         self.library.native.pack_weight(weight.data_ptr(), weight.stride(0), n, depth, packed.data_ptr())
-        return packed
+        return binding.Panels(packed.data_ptr(), n, depth, DTYPES[weight.dtype])
 
     def __call__(
         self,
@@ -150,7 +162,7 @@ class Decoder:
         """Runs all layers on `hidden` [rows, hidden_size], in place, and writes K and V of its rows.
 
         Args:
-            cos, sin: [rows, head_dim].
+            cos, sin: [rows, head_dim]; all of the decoder's dtype.
             slots: int64 [rows], see `Library.write_kv`.
             batch: the step's ragged batch over these rows.
             caches: K and V of each layer, [num_blocks, num_kv_heads, block_size, head_dim], all of equal strides.
@@ -161,8 +173,9 @@ class Decoder:
         rows, shape = hidden.shape[0], self.shape
         for name, tensor in (("hidden", hidden), ("cos", cos), ("sin", sin)):
             width = shape.hidden_size if name == "hidden" else shape.head_dim
-            if tensor.dtype != torch.bfloat16 or tensor.shape != (rows, width) or tensor.stride(1) != 1:
-                raise UnsupportedShape(f"{name} must be bfloat16 [{rows}, {width}], not {tensor.dtype} {tensor.shape}")
+            if tensor.dtype != self.dtype or tensor.shape != (rows, width) or tensor.stride(1) != 1:
+                wanted = f"{self.dtype} [{rows}, {width}]"
+                raise UnsupportedShape(f"{name} must be {wanted}, not {tensor.dtype} {tuple(tensor.shape)}")
         if slots.dtype != torch.int64 or slots.shape != (rows,) or not slots.is_contiguous():
             raise UnsupportedShape(f"slots must be contiguous int64 [{rows}], not {slots.dtype} {tuple(slots.shape)}")
         if caches is not self._caches:
@@ -203,13 +216,14 @@ class Decoder:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             block_size=caches[0][0].shape[2],
+            dtype=DTYPES[self.dtype],
         )
         kept_back = ctypes.c_double()
         failed = self.library.native.decode(
             ctypes.addressof(call), torch.get_num_threads(), ctypes.addressof(kept_back)
         )
         if failed:
-            raise UnsupportedShape(f"{self.library.native.isa} has no native decoder")
+            raise UnsupportedShape(f"{self.library.native.isa} has no native decoder in {self.dtype}")
         hidden += self._projected[:rows, : shape.hidden_size]
         return kept_back.value
 
@@ -227,9 +241,11 @@ class Decoder:
         A row is an odd number of cache lines: at 48 lines, all rows of a panel would share a sixteenth of the cache.
         """
         self._rows = -(-rows // _PANEL) * _PANEL
+        line = 64 // self.dtype.itemsize
 
         def make(columns: int) -> torch.Tensor:
-            return torch.zeros(self._rows, (-(-columns // _PANEL) | 1) * _PANEL, dtype=torch.bfloat16)
+            lines = -(-columns // _PANEL) * _PANEL // line
+            return torch.zeros(self._rows, (lines | 1) * line, dtype=self.dtype)
 
         self._normed = make(self.shape.hidden_size)
         self._qkv = make(self.shape.qkv_size)
@@ -238,10 +254,8 @@ class Decoder:
         self._projected = make(self.shape.hidden_size)
 
 
-def _packed_size(n: int, depth: int) -> int:
-    return -(-n // _PANEL) * -(-depth // _PANEL) * _PANEL**2
-
-
-def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """16 rows of gate, 16 of up, 16 of gate, ...: what the gated product expects."""
-    return torch.stack([gate.unflatten(0, (-1, 16)), up.unflatten(0, (-1, 16))], dim=1).flatten(0, 2)
+def _interleave(gate: torch.Tensor, up: torch.Tensor, run: int) -> torch.Tensor:
+    """`run` rows of gate, `run` of up, `run` of gate, ...: what a gated product expects; the last runs end in zeros."""
+    pad = (0, 0, 0, -gate.shape[0] % run)
+    gate, up = (torch.nn.functional.pad(weight, pad) if pad[3] else weight for weight in (gate, up))
+    return torch.stack([gate.unflatten(0, (-1, run)), up.unflatten(0, (-1, run))], dim=1).flatten(0, 2)

@@ -16,7 +16,7 @@ import torch
 
 from cb_kernels.cpu import binding
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class UnsupportedShape(ValueError):
 
 def supports(head_dim: int, dtype: torch.dtype) -> bool:
     """Whether attention of this head dim and dtype can run natively."""
-    return dtype in _DTYPES and 8 <= head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0
+    return dtype in DTYPES and 8 <= head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0
 
 
 @functools.cache
@@ -103,7 +103,7 @@ class Library:
             raise UnsupportedShape(f"weight {tuple(weight.shape)} must be contiguous [{x.shape[1]}]")
         norm = binding.RmsNorm(
             x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.stride(0), 0, out.stride(0),
-            x.shape[0], x.shape[1], _DTYPES[x.dtype], eps,
+            x.shape[0], x.shape[1], DTYPES[x.dtype], eps,
         )  # fmt: skip
         if residual is not None:
             _check_rows("residual", residual, x.dtype)
@@ -121,7 +121,7 @@ class Library:
             raise UnsupportedShape(f"x has {x.shape[1]} columns: two halves of a multiple of 8 are needed")
         out = x.new_empty(x.shape[0], size)
         gate = binding.SiluMul(
-            x.data_ptr(), out.data_ptr(), x.stride(0), out.stride(0), x.shape[0], size, _DTYPES[x.dtype]
+            x.data_ptr(), out.data_ptr(), x.stride(0), out.stride(0), x.shape[0], size, DTYPES[x.dtype]
         )
         self.native.silu_mul(ctypes.addressof(gate), torch.get_num_threads())
         return out
@@ -269,7 +269,7 @@ class Batch:
             block_size=block_size,
             max_blocks=tables.shape[1],
             window=window,
-            dtype=_DTYPES[q.dtype],
+            dtype=DTYPES[q.dtype],
             scale=scale,
             softcap=softcap,
         )
@@ -290,7 +290,7 @@ class Batch:
 def _kv_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> binding.KvWrite:
-    if not (k.dtype == v.dtype == k_cache.dtype == v_cache.dtype) or k.dtype not in _DTYPES:
+    if not (k.dtype == v.dtype == k_cache.dtype == v_cache.dtype) or k.dtype not in DTYPES:
         raise UnsupportedShape(f"k {k.dtype}, v {v.dtype} and the caches must be of one dtype, float32 or bfloat16")
     if k.shape != v.shape or k.shape[1:] != (k_cache.shape[1], k_cache.shape[3]) or k_cache.shape != v_cache.shape:
         raise UnsupportedShape(f"k {tuple(k.shape)}, v {tuple(v.shape)}, cache {tuple(k_cache.shape)} do not agree")
@@ -315,12 +315,12 @@ def _kv_write(
         num_kv_heads=k.shape[1],
         head_dim=k.shape[2],
         block_size=k_cache.shape[2],
-        dtype=_DTYPES[k.dtype],
+        dtype=DTYPES[k.dtype],
     )
 
 
 def _check_rows(name: str, x: torch.Tensor, dtype: torch.dtype) -> None:
-    if x.dim() != 2 or x.stride(1) != 1 or x.dtype != dtype or x.dtype not in _DTYPES or x.shape[1] % 8:
+    if x.dim() != 2 or x.stride(1) != 1 or x.dtype != dtype or x.dtype not in DTYPES or x.shape[1] % 8:
         raise UnsupportedShape(
             f"{name} must be rows of a multiple of 8 contiguous float32 or bfloat16, not {x.dtype} {tuple(x.shape)} "
             f"with strides {x.stride()}"

@@ -9,7 +9,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kTileRows = 32;    // query rows (token x query head of one KV head) of one work item
 constexpr int kPartialHeader = 2;  // a partial row is {max, sum, head_dim floats}
 
-enum DType : int32_t { kF32 = 0, kBF16 = 1 };
+enum DType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };  // kF16: storage of weights only
 
 // One layer's attention over one step's ragged batch. Strides are in elements.
 struct Attention {
@@ -92,11 +92,29 @@ struct Product {
   int32_t gated;  // tiles alternate between 16 gate and 16 up columns: out[rows, n / 2] = silu(gate) * up
 };
 
-// One layer of a Llama-like decoder; weights as in `Product`, norms bf16.
+// A weight [n, depth] packed into panels of `Kernels::panel` outputs, see panels.h; `format` is a DType. n, depth < 2^31 but
+// their product may be more.
+struct Panels {
+  const void* data;
+  int32_t n, depth, format;
+};
+
+// out[rows, n] = x[rows, depth] @ weight^T (+ bias), float32 x and out.
+struct Multiply {
+  const float* x;
+  Panels weight;
+  const float* bias;  // [n] or null
+  float* out;
+  int64_t x_row, out_row;
+  int32_t gated;  // panels are half gate, half up columns: out[rows, n / 2] = silu(gate) * up
+};
+
+// One layer of a Llama-like decoder. In bf16 the matrices' data is as in `Product` and norms are bf16; in float32 they are
+// `Panels` of any format and norms are float32.
 struct DecoderLayer {
   const void *input_norm, *middle_norm;
   const void *q_norm, *k_norm;  // [head_dim] or null
-  const uint16_t *qkv, *out, *gate_up, *down;
+  Panels qkv, out, gate_up, down;
   const float *qkv_bias, *out_bias;  // or null
   void *k_cache, *v_cache;
   int32_t attention;  // which of the step's prepared attentions
@@ -105,18 +123,19 @@ struct DecoderLayer {
 
 struct Plan;
 
-// One step of all layers. Scratch rows are padded to a multiple of 32; their padding columns are 0.
+// One step of all layers; all activations and caches are of `dtype`, kF32 or kBF16. Scratch rows are padded to a multiple of
+// 32; their padding columns are 0.
 struct Decoder {
   const DecoderLayer* layers;
   const Attention* const* attentions;  // per distinct window
   const Plan* const* plans;
-  void* hidden;     // [rows, hidden_size] bf16, in and out
-  const void* cos;  // [rows, head_dim] bf16
+  void* hidden;     // [rows, hidden_size], in and out
+  const void* cos;  // [rows, head_dim]
   const void* sin;
   const int64_t* slots;  // [rows]
-  uint16_t *normed, *qkv, *attended, *gated, *projected;
+  void *normed, *qkv, *attended, *gated, *projected;
   int64_t hidden_row, cos_row, normed_row, qkv_row, attended_row, gated_row, projected_row;
-  int32_t num_layers, rows, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size;
+  int32_t num_layers, rows, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, block_size, dtype;
 };
 
 // One instruction set's kernels.
@@ -129,6 +148,10 @@ struct Kernels {
   void (*silu_mul)(const SiluMul*, int row_begin, int row_end);
   void (*linear)(const Linear*, int n_begin, int n_end);  // null: not offered
   void (*product)(const Product*, int column_block, int row_begin, int row_end);  // null: not offered
+  int panel;  // outputs of a panel; half of it is the width of a gate column's run in a gated product
+  void (*multiply)(const Multiply*, int panel_begin, int panel_end, int row_begin, int row_end);
+  void (*pack_panels)(const void* from, int64_t from_row, int n, int depth, int format, void* to);
+  void (*unpack_output)(const Panels*, int64_t output, float* to);
 };
 
 extern const Kernels kernels_portable;

@@ -77,7 +77,23 @@ struct Rows {
   int end(int item) const { return std::min(rows, (item + 1) * step); }
 };
 
-// One thread's way through the phases.
+// A product's work: columns in runs of panels, so that weights come from memory once; rows are cut only where that leaves
+// threads without work.
+struct Blocks {
+  int columns, cuts, step;
+  Blocks(int columns, int rows, int threads) : columns(columns) {
+    const int panels = (rows + 31) / 32;
+    cuts = std::min(panels, (4 * threads + columns - 1) / columns);
+    step = (panels + cuts - 1) / cuts * 32;
+  }
+  int count() const { return columns * cuts; }
+  int column(int item) const { return item / cuts; }
+  int row_begin(int item) const { return item % cuts * step; }
+  int row_end(int item, int rows) const { return std::min(rows, row_begin(item) + step); }
+};
+
+// One thread's way through the phases; T: uint16_t for bf16, or float.
+template <typename T>
 class Worker {
  public:
   Worker(const Decoder& decoder, Phases& phases, int threads)
@@ -89,24 +105,23 @@ class Worker {
   }
 
  private:
+  static constexpr DType kType = sizeof(T) == sizeof(float) ? kF32 : kBF16;
+
   void layer(const DecoderLayer& l, bool pending) {
-    const int q_size = d_.num_heads * d_.head_dim, kv_size = d_.num_kv_heads * d_.head_dim;
     norm(l.input_norm, l.input_eps, pending);
-    multiply(d_.normed, d_.normed_row, l.qkv, l.qkv_bias, d_.qkv, d_.qkv_row, q_size + 2 * kv_size, d_.hidden_size, false);
-    rotate(l, q_size, kv_size);
+    multiply(d_.normed, d_.normed_row, l.qkv, l.qkv_bias, d_.qkv, d_.qkv_row, false);
+    rotate(l);
     attend(l);
-    multiply(d_.attended, d_.attended_row, l.out, l.out_bias, d_.projected, d_.projected_row, d_.hidden_size, q_size, false);
+    multiply(d_.attended, d_.attended_row, l.out, l.out_bias, d_.projected, d_.projected_row, false);
     norm(l.middle_norm, l.middle_eps, true);
-    multiply(d_.normed, d_.normed_row, l.gate_up, nullptr, d_.gated, d_.gated_row, 2 * d_.intermediate_size, d_.hidden_size,
-             true);
-    multiply(d_.gated, d_.gated_row, l.down, nullptr, d_.projected, d_.projected_row, d_.hidden_size, d_.intermediate_size,
-             false);
+    multiply(d_.normed, d_.normed_row, l.gate_up, nullptr, d_.gated, d_.gated_row, true);
+    multiply(d_.gated, d_.gated_row, l.down, nullptr, d_.projected, d_.projected_row, false);
   }
 
   // normed = norm(hidden [+= projected])
   void norm(const void* weight, float eps, bool pending) {
     RmsNorm n{};
-    n.x = pending ? static_cast<void*>(d_.projected) : d_.hidden;
+    n.x = pending ? d_.projected : d_.hidden;
     n.x_row = pending ? d_.projected_row : d_.hidden_row;
     n.residual = pending ? d_.hidden : nullptr;
     n.residual_row = d_.hidden_row;
@@ -115,29 +130,41 @@ class Worker {
     n.out_row = d_.normed_row;
     n.rows = d_.rows;
     n.size = d_.hidden_size;
-    n.dtype = kBF16;
+    n.dtype = kType;
     n.eps = eps;
     const Rows rows(d_.rows, threads_, 8);
     each(rows.count(), [&](int item, int) { kernels->rms_norm(&n, rows.begin(item), rows.end(item)); });
   }
 
-  void multiply(const uint16_t* x, int64_t x_row, const uint16_t* weight, const float* bias, uint16_t* out,
-                int64_t out_row, int n, int depth, bool gated) {
-    const Product p{x, weight, bias, out, x_row, out_row, n, (depth + 31) / 32, gated};
-    const int blocks = (n + 31) / 32, panels = (d_.rows + 31) / 32;
-    // Whole columns, so that weights come from memory once; cut only where that leaves threads without work.
-    const int cuts = std::min(panels, (4 * threads_ + blocks - 1) / blocks), step = (panels + cuts - 1) / cuts * 32;
-    each(blocks * cuts, [&](int item, int) {
-      const int begin = item % cuts * step, end = std::min(d_.rows, begin + step);
-      if (begin < end) kernels->product(&p, item / cuts, begin, end);
-    });
+  void multiply(const void* x, int64_t x_row, const Panels& weight, const float* bias, void* out, int64_t out_row,
+                bool gated) {
+    if constexpr (kType == kF32) {
+      const Multiply m{static_cast<const float*>(x), weight, bias, static_cast<float*>(out), x_row, out_row, gated};
+      const int panels = (weight.n + kernels->panel - 1) / kernels->panel;
+      const int run = std::max(1, std::min(kPanelsAtOnce, panels / (4 * threads_)));
+      const Blocks blocks((panels + run - 1) / run, d_.rows, threads_);
+      each(blocks.count(), [&](int item, int) {
+        const int begin = blocks.row_begin(item), end = blocks.row_end(item, d_.rows), first = blocks.column(item) * run;
+        if (begin < end) kernels->multiply(&m, first, std::min(panels, first + run), begin, end);
+      });
+    } else {
+      const Product p{static_cast<const T*>(x), static_cast<const T*>(weight.data), bias, static_cast<T*>(out),
+                      x_row, out_row, weight.n, (weight.depth + 31) / 32, gated};
+      const Blocks blocks((weight.n + 31) / 32, d_.rows, threads_);
+      each(blocks.count(), [&](int item, int) {
+        const int begin = blocks.row_begin(item), end = blocks.row_end(item, d_.rows);
+        if (begin < end) kernels->product(&p, blocks.column(item), begin, end);
+      });
+    }
   }
 
-  void rotate(const DecoderLayer& l, int q_size, int kv_size) {
+  void rotate(const DecoderLayer& l) {
+    T* qkv = static_cast<T*>(d_.qkv);
+    const int q_size = d_.num_heads * d_.head_dim, kv_size = d_.num_kv_heads * d_.head_dim;
     KvWrite w{};
-    w.q = d_.qkv;
-    w.k = d_.qkv + q_size;
-    w.v = d_.qkv + q_size + kv_size;
+    w.q = qkv;
+    w.k = qkv + q_size;
+    w.v = qkv + q_size + kv_size;
     w.cos = d_.cos;
     w.sin = d_.sin;
     w.k_cache = l.k_cache;
@@ -155,24 +182,24 @@ class Worker {
     w.num_kv_heads = d_.num_kv_heads;
     w.head_dim = d_.head_dim;
     w.block_size = d_.block_size;
-    w.dtype = kBF16;
+    w.dtype = kType;
     const Rows rows(d_.rows, threads_, 4);
     each(rows.count(), [&](int item, int) {
       for (int row = rows.begin(item); l.q_norm != nullptr && row < rows.end(item); row++) {
-        norm_heads(d_.qkv + row * d_.qkv_row, l.q_norm, d_.num_heads, l.head_eps);
-        norm_heads(d_.qkv + row * d_.qkv_row + q_size, l.k_norm, d_.num_kv_heads, l.head_eps);
+        norm_heads(qkv + row * d_.qkv_row, l.q_norm, d_.num_heads, l.head_eps);
+        norm_heads(qkv + row * d_.qkv_row + q_size, l.k_norm, d_.num_kv_heads, l.head_eps);
       }
       kernels->kv_write(&w, rows.begin(item), rows.end(item));
     });
   }
 
-  void norm_heads(uint16_t* x, const void* weight, int heads, float eps) const {
+  void norm_heads(T* x, const void* weight, int heads, float eps) const {
     RmsNorm n{};
     n.x = n.out = x;
     n.x_row = n.out_row = n.size = d_.head_dim;
     n.weight = weight;
     n.rows = heads;
-    n.dtype = kBF16;
+    n.dtype = kType;
     n.eps = eps;
     kernels->rms_norm(&n, 0, heads);
   }
@@ -224,7 +251,8 @@ struct Region {
   // A thread computes or spins from the region's begin to its end: what is missing in its CPU time, others had.
   void work(int threads) {
     const double cpu = seconds_of(CLOCK_THREAD_CPUTIME_ID);
-    Worker(*decoder, phases, threads).work();
+    if (decoder->dtype == kF32) Worker<float>(*decoder, phases, threads).work();
+    else Worker<uint16_t>(*decoder, phases, threads).work();
     const double ran = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu;
     const int64_t missing = int64_t(1e9 * (seconds_of(CLOCK_MONOTONIC) - began - ran));
     int64_t most = kept_back.load(std::memory_order_relaxed);
@@ -235,10 +263,10 @@ struct Region {
 
 }  // namespace
 
-// 0: done; 1: this instruction set has no such kernels. kept_back: seconds that the thread that others hindered most did
+// 0: done; 1: this instruction set has no kernels of the dtype. kept_back: seconds that the thread that others hindered most did
 // not run.
 CB_API int cb_decode(const Decoder* decoder, int threads, double* kept_back) {
-  if (kernels->product == nullptr) return 1;
+  if (decoder->dtype == kBF16 && kernels->product == nullptr) return 1;
   Region region(decoder);
   if (threads > 1 && gomp_parallel != nullptr && team_size != nullptr) gomp_parallel(Region::run, &region, unsigned(threads), 0);
   else region.work(1);

@@ -26,7 +26,7 @@ struct Cpu {
   bool avx2 = false, avx512 = false, avx512_bf16 = false, amx = false;
   Cpu() {
     unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return;
     uint32_t low, high;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
@@ -189,4 +189,26 @@ CB_API int cb_linear(Linear* a, int threads) try {
   return 0;
 } catch (const std::bad_alloc&) {
   return 2;
+}
+
+// Outputs of a panel of this instruction set, see `Panels`.
+CB_API int cb_panel() { return kernels->panel; }
+
+// Packs rows [n, depth] of a DType; `to` holds n padded to whole panels times depth, and zeros.
+CB_API void cb_pack_panels(const void* from, int64_t from_row, int n, int depth, int format, void* to) {
+  kernels->pack_panels(from, from_row, n, depth, format, to);
+}
+
+CB_API void cb_multiply(const Multiply* m, int rows, int threads) {
+  const int panels = (m->weight.n + kernels->panel - 1) / kernels->panel;
+  const int team = double(rows) * m->weight.n * m->weight.depth < 65536 ? 1 : threads;
+  parallel(panels, kPanelsAtOnce, team, [&](int begin, int end) { kernels->multiply(m, begin, end, 0, rows); });
+}
+
+// out[i] = the weights of output ids[i] in float32. 0: done; 1: an id is none of the outputs.
+CB_API int cb_unpack_outputs(const Panels* weight, const int64_t* ids, int count, float* out) {
+  for (int i = 0; i < count; i++)
+    if (ids[i] < 0 || ids[i] >= weight->n) return 1;
+  for (int i = 0; i < count; i++) kernels->unpack_output(weight, ids[i], out + int64_t(i) * weight->depth);
+  return 0;
 }

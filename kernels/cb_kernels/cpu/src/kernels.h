@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "panels.h"
 #include "product.h"
 
 namespace {
@@ -41,4 +42,5 @@ void silu_mul(const SiluMul* n, int begin, int end) {
 
 }  // namespace
 
-extern const Kernels CB_TABLE = {CB_NAME, attend, combine_any, kv_write, rms_norm, silu_mul, CB_LINEAR, CB_PRODUCT};
+extern const Kernels CB_TABLE = {CB_NAME,   attend,     combine_any, kv_write, rms_norm,    silu_mul,
+                                 CB_LINEAR, CB_PRODUCT, kPanel,      multiply, pack_panels, unpack_output};

@@ -15,6 +15,8 @@ extern const Kernels* kernels;
 extern GompParallel gomp_parallel;
 extern TeamSize team_size;
 
+constexpr int kPanelsAtOnce = 4;  // what a product of one row works on side by side
+
 template <typename Body>
 struct Loop {
   const Body* body;
