@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cb_kernels.cpu import build
+from cb_kernels.cpu import Library, binding, build
 
 Compiler = Callable[[str], Path]
 
@@ -73,3 +74,30 @@ def test_a_compiler_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("CXX", str(tmp_path / "absent"))
     with pytest.raises(build.BuildError, match=f"cannot run the C\\+\\+ compiler '{tmp_path / 'absent'}'"):
         build.build(tmp_path / build.LIBRARY)
+
+
+def test_a_library_of_other_sources_gives_way_to_the_one_in_the_cache(
+    native_kernels: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = native_kernels.native.path
+
+    def install(name: str, content: bytes) -> Path:  # each in a folder of its own: a loaded file must stay as it is
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.setattr(binding, "__file__", str(folder / "binding.py"))
+        if content:
+            (folder / build.LIBRARY).write_bytes(content)
+        return folder / build.LIBRARY
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    install("absent", b"")
+    with pytest.raises(binding.LoadError, match="not built"):
+        binding._load()
+    current = install("current", built.read_bytes())
+    assert binding._load()[0] == current
+    install("stale", built.read_bytes().replace(build.source_hash().encode(), b"0" * 16))
+    with pytest.raises(binding.LoadError, match="built from other sources"):
+        binding._load()
+    build.cache_directory().mkdir(parents=True)
+    shutil.copy(built, build.cache_directory() / build.LIBRARY)
+    assert binding._load()[0] == build.cache_directory() / build.LIBRARY

@@ -124,16 +124,7 @@ class Native:
     """
 
     def __init__(self, torch_library: str) -> None:
-        from cb_kernels.cpu import build  # imported late: `python -m cb_kernels.cpu.build` runs it as a program
-
-        self.path = _find()
-        try:
-            library = ctypes.CDLL(str(self.path))
-        except OSError as error:
-            raise LoadError(f"cannot load {self.path}: {error}") from None
-        library.cb_source_hash.restype = c_char_p
-        if library.cb_source_hash().decode() != build.source_hash():
-            raise LoadError(f"{self.path} was built from other sources; run python -m cb_kernels.cpu.build")
+        self.path, library = _load()
         entry, team_size = (openmp_entry(torch_library, name) for name in ("GOMP_parallel", "omp_get_num_threads"))
         wanted = os.environ.get(ISA_VARIABLE) or None
         library.cb_init.argtypes = [c_void_p, c_void_p, c_char_p]
@@ -173,10 +164,21 @@ def _by_reference(function: Any, result: type | None) -> Callable[[int, int], An
     return function
 
 
-def _find() -> Path:
-    from cb_kernels.cpu import build
+def _load() -> tuple[Path, ctypes.CDLL]:
+    """The library in the package's own folder, or the one in the cache where the former is absent or stale."""
+    from cb_kernels.cpu import build  # imported late: `python -m cb_kernels.cpu.build` runs it as a program
 
+    problem = "not built; with a C++ compiler installed run python -m cb_kernels.cpu.build"
     for folder in (Path(__file__).resolve().parent, build.cache_directory()):
-        if (folder / build.LIBRARY).is_file():
-            return folder / build.LIBRARY
-    raise LoadError("not built; with a C++ compiler installed run python -m cb_kernels.cpu.build")
+        path = folder / build.LIBRARY
+        if not path.is_file():
+            continue
+        try:
+            library = ctypes.CDLL(str(path))
+            library.cb_source_hash.restype = c_char_p
+            if library.cb_source_hash().decode() == build.source_hash():
+                return path, library
+            problem = f"{path} was built from other sources; run python -m cb_kernels.cpu.build"
+        except OSError as error:
+            problem = f"cannot load {path}: {error}"
+    raise LoadError(problem)
