@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .cells import states
+from .recording import load, row_name
 
 
 def chrome_trace(recording: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,13 +83,7 @@ def text_table(recording: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def row_name(row: Mapping[str, Any]) -> str:
-    return f"{row['id']}/{row['index']}" if row["index"] else str(row["id"])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    from .recorder import load
-
     parser = argparse.ArgumentParser(prog="python -m cb_backend.telemetry.recorder", description=__doc__)
     parser.add_argument("file", type=Path, help="a recording: /cb/timeline/data or Recorder.save()")
     parser.add_argument("--text", action="store_true", help="print step by step how many tokens each request got")

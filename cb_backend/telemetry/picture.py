@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .cells import COLOURS, states
-from .export import row_name
+from .recording import row_name
 
 ROW_HEIGHT = 12  # pixels
 MAX_WIDTH = 8000

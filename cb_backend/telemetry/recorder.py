@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..request import Request, StepPlan, TokenDelta
+from .recording import FORMAT
 
-FORMAT = 1
 GONE = -1
 
 
@@ -226,24 +226,6 @@ def _step(step: _Step, epoch: float) -> dict[str, Any]:
         "swapped": step.swapped,
         "error": step.error,
     }
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Reads a saved recording.
-
-    Raises:
-        ValueError: the file is not one; the message says what is missing.
-    """
-    try:
-        recording = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable recording: {error}") from None
-    if not isinstance(recording, dict) or recording.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a recording of format {FORMAT}: save /cb/timeline/data or Recorder.save()")
-    for key in ("rows", "steps"):
-        if not isinstance(recording.get(key), list):
-            raise ValueError(f"{path}: '{key}' must be a list")
-    return recording
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from PIL import Image
 from cb_backend.telemetry.cells import COLOURS, states
 from cb_backend.telemetry.export import chrome_trace, main, text_table
 from cb_backend.telemetry.picture import CHART_HEIGHT, GAP, LEFT, ROW_HEIGHT, draw
-from cb_backend.telemetry.recorder import Recorder, load
+from cb_backend.telemetry.recorder import Recorder
+from cb_backend.telemetry.recording import load
 from tests.scheduling.scripted import make_request
 from tests.telemetry.scripted_engine import ScriptedEngine
 
