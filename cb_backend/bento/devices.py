@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bentoml._internal.resource import get_resource, system_resources
-from bentoml._internal.runner.strategy import DefaultStrategy
+from .compat import DefaultStrategy, get_resource, system_resources
 
 _GPU = "nvidia.com/gpu"
 _VARIABLE = "CUDA_VISIBLE_DEVICES"

@@ -16,13 +16,13 @@ import json
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
-from _bentoml_sdk import IODescriptor
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, create_model
 
 from ..errors import RequestError
 from ..openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from ..openai.shapes import JSON, with_bounds
 from ..request import Logprob, RequestOutput, Usage
+from .compat import IODescriptor
 
 # Fields that mean nothing here, or something else.
 _OPENAI_ONLY = frozenset(

@@ -7,14 +7,15 @@ Without this the spans that a request came through would be missing where its tr
 from __future__ import annotations
 
 from ..telemetry.asgi_spans import drop_chunk_spans
-from ..telemetry.provider import FLUSH_SECONDS, bentoml_provider, flush
+from ..telemetry.provider import FLUSH_SECONDS, flush
+from .compat import tracer_provider
 
 
 def watch_front() -> None:
     """When the process begins to serve. May be called again."""
-    drop_chunk_spans(bentoml_provider())
+    drop_chunk_spans(tracer_provider())
 
 
 def leave_front() -> None:
     """When it has stopped to serve: exports what waits, for a bounded time."""
-    flush(bentoml_provider(), FLUSH_SECONDS)
+    flush(tracer_provider(), FLUSH_SECONDS)

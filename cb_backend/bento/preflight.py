@@ -113,11 +113,11 @@ def _bento_folder(target: str, home: Path) -> Path | None:
 
 def _address(options: Mapping[str, Any]) -> tuple[str, int]:
     """Where `bentoml serve` will listen: what it was told, else what BentoML's or the service's configuration says."""
-    from bentoml._internal.container import BentoMLContainer
+    from .compat import http_address
 
     host, port = options.get("host"), options.get("port")
-    http = BentoMLContainer.http
-    return host or http.host.get(), http.port.get() if port is None else port
+    configured_host, configured_port = http_address()
+    return host or configured_host, configured_port if port is None else port
 
 
 def before_serving() -> None:

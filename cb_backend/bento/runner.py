@@ -16,11 +16,10 @@ import inspect
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import bentoml
-from bentoml._internal.runner.runner_handle.local import LocalRunnerRef
-from bentoml._internal.runner.runner_handle.remote import RemoteRunnerClient
 from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteException
 
 from ..config import EngineConfig
@@ -31,6 +30,7 @@ from ..params import check_texts
 from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import TEXT_COMPLETION
+from .compat import LocalRunnerRef, RemoteRunnerClient, tracer_provider
 from .devices import VisibleDevices
 from .endpoints import result
 from .front import leave_front, watch_front
@@ -82,7 +82,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
 
             follow_bentoml()
             engine = Engine(EngineConfig(**config))
-            engine.observe = service
+            engine.observe = partial(service, provider=tracer_provider())
             return engine
 
         self.loading = Loading(make)

@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,6 +35,7 @@ from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from . import endpoints
+from .compat import tracer_provider
 from .dependency import STREAMS, repair_proxies
 from .draining import drain_on_sigterm
 from .loading import Loading, configured
@@ -85,7 +87,7 @@ class ContinuousBatching:
 
         follow_bentoml()
         engine = Engine(config)
-        engine.observe = service
+        engine.observe = partial(service, provider=tracer_provider())
         return engine
 
     @bentoml.on_shutdown

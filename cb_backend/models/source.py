@@ -39,7 +39,7 @@ class StoredModel(Protocol):
 
 
 class ModelStore(Protocol):
-    """Models by name. `cb_backend/bento/models.py` is one."""
+    """Models by name. `cb_backend/bento/store.py` is one."""
 
     def find(self, tag: str, /) -> StoredModel | None:
         """The entry of a tag, or None."""

@@ -1,14 +1,12 @@
-"""The OpenAI routes as a Starlette app, to mount on a BentoML service (or anywhere) under `/v1`.
+"""The OpenAI routes as a Starlette application, for any ASGI server. bento/mount.py puts it on a BentoML service.
 
-    @bentoml.asgi_app(cb_backend.openai_app(), path="/v1")
-    @bentoml.service
-    class LLM(cb_backend.ContinuousBatching): ...
+    app = Starlette(routes=[Mount("/v1", openai_app(engine))])
 
 `GET /models`, `GET /models/{id}`, `POST /completions`, `/chat/completions`, `/responses`, `/tokenize`, `/detokenize`;
 under a path that ends in `/v1`, all others are answered with OpenAI's error too. A client that leaves, before or after
 the first token, ends its request in the engine. A failure before the first byte has a status of its own; one after it
 is an `error` event, and `[DONE]` does not come. `x-request-class` in the headers is `request_class` for clients that
-cannot add fields. There is no authentication: who reaches the port may use it.
+cannot add fields. There is no authentication: every client that reaches the port is served.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from ..text.tools import call_format
 from .answers import ChatAnswer, CompletionAnswer
 from .connection import read_json, while_connected
-from .description import describe_in_docs, openai_description
+from .description import openai_description
 from .errors import ClientLeft, GenerationFailed, error_response
 from .generation import Job, answer
 from .logprobs import TokenTexts
@@ -60,22 +58,25 @@ FindEngine = Callable[[], Any]
 R = TypeVar("R", bound=GenerationRequest)
 
 
-def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
-    """The app.
+def openai_app(engine: Any, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
+    """The application of one engine.
 
     Args:
-        engine: default: the engine of the BentoML service that the app is mounted on.
+        engine: its client, which may not be ready yet.
         max_body_bytes: a larger body is refused with 413.
     """
-    find = _find_in_service if engine is None else lambda: engine
+    return openai_app_of(lambda: engine, max_body_bytes)
+
+
+def openai_app_of(find: FindEngine, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
+    """The application of the engine that `find` gives at each request; it raises RequestError while there is none."""
     models = _Models(find)
-    completions = _Completions(find, max_body_bytes)
     tokens = TokenRoutes(lambda: _ready(find), _check_model, max_body_bytes)
     app = Starlette(
         routes=[
             Route("/models", models.list),
             Route("/models/{model:path}", models.retrieve),
-            Route("/completions", completions, methods=["POST"]),
+            Route("/completions", _Completions(find, max_body_bytes), methods=["POST"]),
             Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
             Route("/responses", _Responses(find, max_body_bytes), methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
@@ -87,20 +88,7 @@ def openai_app(engine: Any = None, *, max_body_bytes: int = MAX_BODY_BYTES) -> S
         exception_handlers={HTTPException: _http_exception},
     )
     app.state.describe = openai_description
-    if engine is None:
-        describe_in_docs()
     return app
-
-
-def _find_in_service() -> Any:
-    """The engine of the service in this process.
-
-    Raises:
-        RequestError: 503 until it is there.
-    """
-    import bentoml
-
-    return bentoml.get_current_service().ready_engine()
 
 
 def _ready(find: FindEngine) -> Any:

@@ -1,14 +1,12 @@
-"""The OpenAPI description of the OpenAI routes, made from the models that read requests, for BentoML's docs page.
+"""The OpenAPI description of the OpenAI routes, made from the models that read requests: `app.state.describe`.
 
-BentoML describes a service's own endpoints in `/docs.json` and, of mounted applications, only FastAPI's.
-`describe_in_docs` adds what an application tells through `app.state.describe`. The dialect is OpenAPI 3.0's, as
-BentoML's page cannot show a later one: null is `nullable`, and an exclusive bound is a flag.
+The dialect is OpenAPI 3.0's, as BentoML's docs page cannot show a later one: null is `nullable`, and an exclusive bound
+is a flag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -113,42 +111,3 @@ def _in_3_0(value: Any) -> Any:
         if isinstance(said.get(exclusive), (int, float)) and not isinstance(said[exclusive], bool):
             said |= {bound: said[exclusive], exclusive: True}
     return said
-
-
-class _WithMounted:
-    """BentoML's description of a service and those of its mounted applications."""
-
-    def __init__(self, own: Any, mounted: list[tuple[str, JSON]]) -> None:
-        self._own = own
-        self._mounted = mounted
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
-
-    def asdict(self) -> JSON:
-        whole: JSON = self._own.asdict()
-        for path, description in self._mounted:
-            for inner, operations in description["paths"].items():
-                whole["paths"][path.rstrip("/") + inner] = operations
-            whole.setdefault("components", {}).setdefault("schemas", {}).update(description["components"]["schemas"])
-        return whole
-
-
-@cache
-def describe_in_docs() -> None:
-    """From now on `/docs.json` of BentoML services in this process also describes applications that say how."""
-    from _bentoml_sdk.service import openapi
-
-    original: Callable[..., Any] = openapi.generate_spec
-
-    @wraps(original)
-    def generate_spec(svc: Any, **options: Any) -> Any:
-        own = original(svc, **options)
-        mounted = [
-            (path.removeprefix(svc.path_prefix or ""), app.state.describe())
-            for app, path, _ in svc.mount_apps
-            if hasattr(getattr(app, "state", None), "describe")
-        ]
-        return _WithMounted(own, mounted) if mounted else own
-
-    openapi.generate_spec = generate_spec

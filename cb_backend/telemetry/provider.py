@@ -1,6 +1,6 @@
-"""The tracer provider that BentoML builds, and the bounded flush at the end of a process.
+"""The bounded flush of a tracer provider at the end of a process.
 
-BentoML exports every five seconds and ends its workers by a signal, so the last spans are lost unless somebody flushes.
+BentoML exports every five seconds and ends its workers by a signal, so without a flush the last spans are lost.
 """
 
 from __future__ import annotations
@@ -12,13 +12,6 @@ from typing import Any
 logger = logging.getLogger("cb_backend")
 
 FLUSH_SECONDS = 3.0
-
-
-def bentoml_provider() -> Any:
-    """The provider that BentoML builds from `tracing=`; it never becomes OpenTelemetry's global one."""
-    from bentoml._internal.configuration.containers import BentoMLContainer
-
-    return BentoMLContainer.tracer_provider.get()
 
 
 def flush(provider: Any, seconds: float) -> bool:

@@ -20,7 +20,7 @@ from .context import captures_content
 from .forecast import ForecastError
 from .logs import follow_bentoml, logs_prompts
 from .logs import logger as request_logger
-from .provider import FLUSH_SECONDS, bentoml_provider, flush
+from .provider import FLUSH_SECONDS, flush
 from .recorder import Recorder
 from .reporter import Reporter
 from .summary import Summaries
@@ -66,12 +66,11 @@ def offline(parts: Parts) -> Telemetry:
     return _observe(parts, trace.get_tracer_provider(), None, log=request_logger.isEnabledFor(logging.INFO))
 
 
-def service(parts: Parts) -> Telemetry:
-    """For an engine in a BentoML worker: BentoML's tracer provider without its chunk spans, metrics, log lines."""
+def service(parts: Parts, provider: Any) -> Telemetry:
+    """For an engine in a service: the service's tracer `provider` without its chunk spans, metrics, log lines."""
     from .metrics import Metrics
 
     follow_bentoml()
-    provider = bentoml_provider()
     drop_chunk_spans(provider)
     return _observe(parts, provider, Metrics(parts.model_name, parts.stats()), log=True)
 

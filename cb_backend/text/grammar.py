@@ -24,7 +24,7 @@ import torch
 
 from ..errors import RequestError, first_line
 from ..params import check_texts
-from .one_of import branches_exclude_each_other
+from .json_style import style
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_COMPILE_SECONDS = 10.0
@@ -34,10 +34,6 @@ _ONE_OF = (
     "oneOf is supported where no value can fit two of its branches, which could not be shown of this one; "
     "use anyOf, or give the branches a required property with different constants"
 )
-
-# How JSON is written: one line, spaced as most JSON that models have read. Free white space is where small models get
-# lost, they may indent for ever; without the space after a colon they go on as if they had never seen JSON.
-JSON_STYLE: Mapping[str, Any] = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 
 
 class GrammarConstraint:
@@ -186,11 +182,6 @@ def _json_grammar(schema: Any) -> str:
     if size > MAX_GRAMMAR_BYTES:
         raise _refuse(f"the schema is larger than {MAX_GRAMMAR_BYTES} bytes")
     return grammar
-
-
-def style(schema: Any) -> dict[str, Any]:
-    """The library's options for a schema: how its JSON is written, and whether its `oneOf` may be taken as `anyOf`."""
-    return {**JSON_STYLE, "coerce_one_of": branches_exclude_each_other(schema)}
 
 
 def _schema_of(response_format: Mapping[str, Any]) -> Any:

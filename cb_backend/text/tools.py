@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import RequestError
 from ..params import check_texts
-from .grammar import style
+from .json_style import style
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 1024

@@ -17,6 +17,7 @@ import logging
 import os
 import subprocess
 import sys
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from statistics import median
@@ -81,9 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         port = sink.stdout.readline().strip() if sink.stdout else ""
         spans = provider(f"http://127.0.0.1:{port}/v1/traces")
-        setup.bentoml_provider = lambda: spans
         engine = Engine(config)
-        engine.observe = setup.service
+        engine.observe = partial(setup.service, provider=spans)
         with engine:
             _alternate(engine, requests, args.pairs, spans)
     finally:

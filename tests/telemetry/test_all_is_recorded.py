@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,7 +146,6 @@ def seen(tiny_llama: Any) -> Iterator[Seen]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(seen.exporter))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "bentoml_provider", lambda: provider)
         patch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
         patch.setenv("CB_LOG_PROMPTS", "1")
         own = metrics.Metrics
@@ -164,7 +164,7 @@ def seen(tiny_llama: Any) -> Iterator[Seen]:
             max_queue_size=6,
             admission={"policy": "prompt", "refuse_late": False},
         )
-        engine.observe = setup.service
+        engine.observe = partial(setup.service, provider=provider)
         with engine:
             decode = engine.tokenizer.decode
             asyncio.run(scenario(engine, seen))

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind
 
+from cb_backend.bento.compat import tracer_provider
 from cb_backend.request import Assignment, FinishReason, StepPlan
 from cb_backend.telemetry import setup
 from cb_backend.telemetry.asgi_spans import DropChunkSpans, drop_chunk_spans
@@ -37,12 +38,11 @@ def test_an_engine_in_a_program_traces_to_the_global_provider(monkeypatch):
     assert len(telemetry.recorder.snapshot()["steps"]) == 2
 
 
-def test_an_engine_in_a_service_traces_to_bentomls_provider_and_logs(monkeypatch, caplog):
+def test_an_engine_in_a_service_traces_to_the_services_provider_and_logs(caplog):
     provider, exporter = provider_in_memory()
-    monkeypatch.setattr(setup, "bentoml_provider", lambda: provider)
     engine = ScriptedEngine()
     caplog.set_level("INFO", "cb_backend.request")
-    telemetry = setup.service(engine)
+    telemetry = setup.service(engine, provider)
     engine.run(engine.request("r", 4, 2))
     telemetry.close()
     assert "text_completion tiny" in [span.name for span in exporter.get_finished_spans()]
@@ -52,8 +52,8 @@ def test_an_engine_in_a_service_traces_to_bentomls_provider_and_logs(monkeypatch
 def test_bentoml_never_sets_the_global_provider_so_its_own_is_asked_for():
     from bentoml._internal.configuration.containers import BentoMLContainer
 
-    assert setup.bentoml_provider() is BentoMLContainer.tracer_provider.get()
-    assert setup.trace.get_tracer_provider() is not setup.bentoml_provider()
+    assert tracer_provider() is BentoMLContainer.tracer_provider.get()
+    assert setup.trace.get_tracer_provider() is not tracer_provider()
 
 
 def test_chunk_spans_are_dropped_and_all_others_kept():
@@ -149,12 +149,11 @@ def microseconds_per_step(engine: ScriptedEngine, plan: StepPlan, repeat: int = 
 
 
 @pytest.mark.parametrize(("sequences", "limit"), [(1, 25.0), (64, 100.0)])
-def test_all_observers_cost_microseconds_per_step(monkeypatch, sequences, limit):
+def test_all_observers_cost_microseconds_per_step(sequences, limit):
     """The limits are some five times what a quiet machine needs; a step of the smallest real model takes 5,000."""
     provider, _exporter = provider_in_memory()
-    monkeypatch.setattr(setup, "bentoml_provider", lambda: provider)
     engine = ScriptedEngine()
-    telemetry = setup.service(engine)
+    telemetry = setup.service(engine, provider)
     try:
         assert microseconds_per_step(engine, decoding_step(engine, sequences)) < limit
     finally:

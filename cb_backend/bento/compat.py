@@ -1,0 +1,134 @@
+"""The private parts of BentoML that this project uses, and every change it makes to BentoML at run time.
+
+No other file imports `bentoml._internal`, `_bentoml_sdk`, `_bentoml_impl` or `simple_di`, so an upgrade of BentoML is
+checked here. Written against BentoML 1.4.30 to 1.4.40.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+from _bentoml_sdk import IODescriptor
+from bentoml._internal.configuration.containers import BentoMLContainer
+from bentoml._internal.models import ModelStore
+from bentoml._internal.resource import get_resource, system_resources
+from bentoml._internal.runner.runner_handle.local import LocalRunnerRef
+from bentoml._internal.runner.runner_handle.remote import RemoteRunnerClient
+from bentoml._internal.runner.strategy import DefaultStrategy
+
+__all__ = [
+    "DefaultStrategy",
+    "IODescriptor",
+    "LocalRunnerRef",
+    "ModelStore",
+    "RemoteRunnerClient",
+    "close_streams_that_are_left",
+    "describe_mounted_applications",
+    "get_resource",
+    "http_address",
+    "store_path",
+    "system_resources",
+    "tracer_provider",
+]
+
+JSON = dict[str, Any]
+
+
+def store_path() -> Path:
+    """Where BentoML keeps models: `$BENTOML_HOME/models`."""
+    return Path(BentoMLContainer.model_store_dir.get())
+
+
+def http_address() -> tuple[str, int]:
+    """Host and port that `bentoml serve` listens on where its command line names none."""
+    http = BentoMLContainer.http
+    return http.host.get(), http.port.get()
+
+
+def tracer_provider() -> Any:
+    """The provider that BentoML builds from `tracing=`; it never becomes OpenTelemetry's global one."""
+    return BentoMLContainer.tracer_provider.get()
+
+
+def close_streams_that_are_left(on_open: Callable[[], None], on_close: Callable[[], None]) -> None:
+    """From now on, for BentoML's proxies of services in this process. May be called again; the first call counts.
+
+    The response of a stream is closed when its reader leaves; BentoML 1.4 leaves it open, and the service behind it
+    goes on generating.
+
+    Args:
+        on_open: called when a proxy is made.
+        on_close: called on another thread when a proxy is closed.
+    """
+    from _bentoml_impl.client.proxy2 import AsyncClient
+
+    parse, make, close = AsyncClient._parse_stream_response, AsyncClient.__init__, AsyncClient.close
+    if hasattr(parse, "__wrapped__"):
+        return
+
+    @wraps(parse)
+    async def closing(self: Any, endpoint: Any, resp: Any) -> AsyncGenerator[Any, None]:
+        try:
+            async for data in parse(self, endpoint, resp):
+                yield data
+        finally:
+            resp.close()
+
+    @wraps(make)
+    def opened(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        on_open()
+
+    @wraps(close)
+    async def closed(self: Any) -> None:
+        await close(self)
+        await asyncio.to_thread(on_close)
+
+    AsyncClient._parse_stream_response = closing
+    AsyncClient.__init__ = opened
+    AsyncClient.close = closed
+
+
+class _WithMounted:
+    """BentoML's description of a service and those of its mounted applications."""
+
+    def __init__(self, own: Any, mounted: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self._own = own
+        self._mounted = mounted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def asdict(self) -> JSON:
+        whole: JSON = self._own.asdict()
+        for path, description in self._mounted:
+            for inner, operations in description["paths"].items():
+                whole["paths"][path.rstrip("/") + inner] = operations
+            whole.setdefault("components", {}).setdefault("schemas", {}).update(description["components"]["schemas"])
+        return whole
+
+
+@cache
+def describe_mounted_applications() -> None:
+    """From now on `/docs.json` of BentoML services in this process also describes the mounted applications that have
+    an `app.state.describe`; BentoML itself describes only FastAPI's.
+    """
+    from _bentoml_sdk.service import openapi
+
+    original: Callable[..., Any] = openapi.generate_spec
+
+    @wraps(original)
+    def generate_spec(svc: Any, **options: Any) -> Any:
+        own = original(svc, **options)
+        mounted = [
+            (path.removeprefix(svc.path_prefix or ""), app.state.describe())
+            for app, path, _ in svc.mount_apps
+            if hasattr(getattr(app, "state", None), "describe")
+        ]
+        return _WithMounted(own, mounted) if mounted else own
+
+    openapi.generate_spec = generate_spec
