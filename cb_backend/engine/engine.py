@@ -269,7 +269,8 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this model has no tokenizer: send token ids", param="prompt")
-            return self.tokenizer(check_text(prompt, "prompt"))["input_ids"]
+            token_ids: list[int] = self.tokenizer(check_text(prompt, "prompt"))["input_ids"]
+            return token_ids
         if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
             raise RequestError(f"'prompt': must be a text or token ids (got {prompt!r:.80})", param="prompt")
         return list(prompt)

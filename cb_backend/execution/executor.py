@@ -130,7 +130,8 @@ class Executor:
 
     def _forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Hidden states of every token: [T, hidden_size]."""
-        return self._call(self.body, batch).last_hidden_state[0]
+        hidden: torch.Tensor = self._call(self.body, batch).last_hidden_state[0]
+        return hidden
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, sizes: tuple[int, ...], max_model_len: int) -> Iterator[int]:

@@ -61,13 +61,14 @@ class CudaStreams:
         torch.cuda.current_stream(self._device).wait_stream(self._copies)
 
     def mark_copies(self) -> torch.cuda.Event:
-        return self._copies.record_event()
+        event: torch.cuda.Event = self._copies.record_event()
+        return event
 
     def compute_waits_for(self, event: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def is_done(self, event: torch.cuda.Event) -> bool:
-        return event.query()
+        return bool(event.query())
 
 
 class Swap:

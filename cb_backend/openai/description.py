@@ -52,7 +52,8 @@ def openai_description() -> dict[str, Any]:
                 "requestBody": {"required": True, "content": body},
             }
         }
-    return _in_3_0({"paths": paths, "components": {"schemas": schemas}})
+    described: JSON = _in_3_0({"paths": paths, "components": {"schemas": schemas}})
+    return described
 
 
 def _chat_to_tokenize() -> JSON:

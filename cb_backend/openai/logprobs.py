@@ -45,7 +45,7 @@ class TokenTexts:
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
-        piece = self._tokenizer.convert_ids_to_tokens(token_id) if token_id < self._vocab_size else None
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(token_id) if token_id < self._vocab_size else None
         if piece is None:
             return b""
         if self._byte_level:
@@ -54,7 +54,8 @@ class TokenTexts:
             if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
                 return bytes([int(piece[3:5], 16)])
             return piece.replace("▁", " ").encode()
-        return self._tokenizer.decode([token_id]).encode()
+        text: str = self._tokenizer.decode([token_id])
+        return text.encode()
 
     def text_of(self, token_id: int) -> str:
         raw = self.bytes_of(token_id)

@@ -50,7 +50,8 @@ class Moments:
 
     @property
     def alive(self) -> Floats:
-        return self.table[5]
+        alive: Floats = self.table[5]
+        return alive
 
     def quantile(self, z: float, overlap: Floats | float = 1.0) -> Floats:
         """float32 [h]: use that is exceeded with the probability at which a standard normal exceeds `z`.
@@ -63,7 +64,8 @@ class Moments:
         mean, variance, third, common, squares, _alive = self.table
         skew = third / np.maximum(variance * np.sqrt(variance), _TINY)
         tail = z + (z * z - 1.0) / 6.0 * np.minimum(np.maximum(skew, 0.0), 2.0)
-        return mean + tail * np.sqrt(variance + overlap * np.maximum(common * common - squares, 0.0))
+        use: Floats = mean + tail * np.sqrt(variance + overlap * np.maximum(common * common - squares, 0.0))
+        return use
 
 
 def overlap(generated: Ints, horizons: Ints) -> Floats:

@@ -267,7 +267,7 @@ class LengthCurves:
         seen = self._beyond[0][at]
         weight = seen / (seen + MODEL_PRIOR)
         longest = np.maximum(limit - _LOG[np.maximum(at, self._last[0])], _TINY)
-        known = np.minimum(beyond_all / longest[:, None], 1.0)
+        known: Floats = np.minimum(beyond_all / longest[:, None], 1.0)
         known *= self._survival[0][until]
         known *= (weight / np.maximum(self._survival[0][at], _TINY))[:, None]
         known += beyond_all * ((1.0 - weight) / np.maximum(limit - _LOG[at], _TINY))[:, None]

@@ -64,7 +64,8 @@ class ChatTemplate:
             template=template,
             template_kwargs=template_kwargs,
         )
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
 
     def render_text(
         self,
@@ -99,7 +100,7 @@ class ChatTemplate:
                 "'continue_final_message' needs an assistant message at the end", param="continue_final_message"
             )
         try:
-            text = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 conversation,
                 tools=list(tools) if tools else None,
                 chat_template=template,

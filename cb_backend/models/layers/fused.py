@@ -229,7 +229,8 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
 
         def product(x: torch.Tensor) -> torch.Tensor:
-            return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+            return y
 
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).view(3, -1)
         torch.testing.assert_close(product(probe), linear(probe, weight, bias), rtol=2e-2, atol=2e-2)
