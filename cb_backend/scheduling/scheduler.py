@@ -351,9 +351,6 @@ class Scheduler:
     def settle(self, plan: StepPlan, result: StepResult, now: float) -> list[Outcome]:
         """Books a step that the device has done: one delta per request that has something to say."""
         outcomes: list[Outcome] = []
-        for request in (*plan.admitted, *plan.resumed):
-            if request.timings.admitted is None:
-                request.timings.admitted = now
         if result.prompt_logprobs:
             self._book_prompt_logprobs(plan, result)
         for i, (request, _row) in enumerate(plan.samplers):
