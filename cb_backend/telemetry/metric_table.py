@@ -130,6 +130,20 @@ METRICS: tuple[Metric, ...] = (
         "Forecast error: generated tokens over those expected at admission (aborts, timeouts and errors left out).",
         _RATIO_BUCKETS,
     ),
+    Metric(
+        "cb_admissions_judged_total",
+        "counter",
+        "admissions",
+        ("model",),
+        "Admissions of which it is known whether they would have overflowed the KV pool.",
+    ),
+    Metric(
+        "cb_admissions_overflowed_total",
+        "counter",
+        "admissions",
+        ("model",),
+        "Those that would have; their share is what `admission.risk` bounds.",
+    ),
     Metric("cb_requests_running", "gauge", "requests", ("model",), "Sequences that hold KV blocks."),
     Metric(
         "cb_requests_waiting",

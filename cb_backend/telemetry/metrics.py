@@ -35,6 +35,8 @@ _COUNTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("cb_preemptions_total", ("swap",), "preemptions_swap"),
     ("cb_preemptions_total", ("recompute",), "preemptions_recompute"),
     ("cb_swapped_bytes_total", (), "swapped_bytes"),
+    ("cb_admissions_judged_total", (), "admissions_judged"),
+    ("cb_admissions_overflowed_total", (), "admissions_overflowed"),
 )
 
 _process_families: dict[str, Any] = {}

@@ -98,6 +98,8 @@ class ScriptedEngine:
             "prefix_queried_tokens": pool.queried_tokens,
             "prefix_hit_tokens": pool.hit_tokens,
             "swapped_bytes": counts["swapped_blocks"] * BYTES_PER_BLOCK,
+            "admissions_judged": 0,  # its admission forecasts nothing
+            "admissions_overflowed": 0,
             **{
                 key: counts[key]
                 for key in (

@@ -55,8 +55,8 @@ class Seen:
         self.recording: dict[str, Any] = {}
         self.most: dict[str, float] = {}  # of Engine.stats()
 
-    def look(self, engine: Engine) -> None:
-        for family in self.registry.collect():
+    def look(self, engine: Engine, registry: CollectorRegistry | None = None) -> None:
+        for family in (registry or self.registry).collect():
             for sample in family.samples:
                 if sample.value > 0 and not sample.name.endswith(("_bucket", "_created", "_sum")):
                     name = sample.name.removesuffix("_count")
@@ -109,7 +109,7 @@ async def scenario(engine: Engine, seen: Seen) -> None:
     pair = [asyncio.create_task(read(ask(list(range(30 + i, 60)), 70, priority=1))) for i in range(5)]
     while not (engine.stats()["swapped"] and engine.stats()["preemptions_recompute"]):
         await asyncio.sleep(0.001)
-        assert not all(task.done() for task in pair), "nobody was preempted in both ways"
+        assert not all(task.done() for task in pair), "no request was preempted in both ways"
     gate.clear()  # the device takes its time, so that the gauges show the moment
     while not {"cb_requests_swapped", "cb_requests_waiting", "cb_host_blocks_used"} <= seen.nonzero.keys():
         await asyncio.sleep(0.02)
@@ -136,8 +136,11 @@ def surprised_forecast(model: str, seen: Seen) -> None:
     options = {"dtype": "float32", "device": "cpu", "num_threads": 1, "block_size": 16, "num_kv_blocks": 14}
     with Engine(model=model, admission={"risk": 0.2}, **options) as engine:
         prompts = [list(range(30 + i, 60)) for i in range(12)]
+        registry = CollectorRegistry()
+        measured = metrics.Metrics(model, engine.stats(), registry)
         engine.generate(prompts, SamplingParams(max_tokens=70, ignore_eos=True, stop=("no such text",)))
-        seen.count(engine)
+        measured.refresh(engine.stats())
+        seen.look(engine, registry)
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,15 @@ def test_refusals_and_disconnects_are_counted():
     assert measured.value("cb_client_disconnects_total") == 1
 
 
+def test_the_share_of_admissions_that_overflowed_can_be_read():
+    measured = Measured()
+    for judged, overflowed in ((5, 0), (8, 2)):
+        found = {"admissions_judged": judged, "admissions_overflowed": overflowed}
+        measured.metrics.refresh({**measured.engine.stats(), **found})
+    assert measured.value("cb_admissions_judged_total") == 8
+    assert measured.value("cb_admissions_overflowed_total") == 2
+
+
 def test_gauges_show_the_load_and_return_to_zero_when_idle():
     measured = Measured(num_blocks=6, block_size=4, host_blocks=64, mode="swap", prefix_caching=False)
     engine, seen = measured.engine, []
