@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
 
-from ..errors import ModelError
+import cb_kernels.cpu
+import torch
+from cb_kernels.cpu.library import DTYPES, MAX_HEAD_DIM, Library
+
 from .batch import RaggedBatch
+from .capabilities import AttentionNeeds, Capabilities
 from .hook import AttentionCall
 
 
 class NativeAttention:
     """C++ on the CPU. Results depend neither on the number of threads nor on the batch nor on the chunking."""
 
-    name = "cpu"
+    capabilities: ClassVar = Capabilities(
+        name="cpu",
+        devices=frozenset({"cpu"}),
+        auto_devices=frozenset({"cpu"}),
+        dtypes=tuple(DTYPES),
+        head_dims=range(8, MAX_HEAD_DIM + 1, 8),
+        fuses_layers=True,
+    )
+    name = capabilities.name
 
-    def __init__(self) -> None:
-        from cb_kernels.cpu import load
-
-        library = load()
-        if library is None:
-            raise ModelError(
-                "attention_backend 'cpu': the native kernels are not built; with a C++ compiler installed run "
-                "`python -m cb_kernels.cpu.build`, or use 'torch'"
-            )
+    def __init__(self, library: Library) -> None:
         self.library = library
+
+    @staticmethod
+    def obstacle(needs: AttentionNeeds) -> str | None:
+        if cb_kernels.cpu.load() is not None:
+            return None
+        return (
+            "attention_backend 'cpu': the native kernels are not built; with a C++ compiler installed run "
+            "`python -m cb_kernels.cpu.build`"
+        )
+
+    @classmethod
+    def create(cls, needs: AttentionNeeds) -> NativeAttention:
+        library = cb_kernels.cpu.load()
+        assert library is not None, "the obstacle was not asked for"
+        return cls(library)
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
         k_cache, v_cache = batch.storage.layers[layer]

@@ -7,13 +7,19 @@ so a request may read blocks that another request of the same step writes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import AttentionInterface
 
+from ..kv.storage import KVStorage
 from .batch import RaggedBatch
+from .capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from .scales import KVScales
 
 IMPLEMENTATION = "cb_paged"
 
@@ -36,13 +42,33 @@ class AttentionCall:
 class AttentionBackend(Protocol):
     """q [T, num_heads, head_dim]; k, v [T, num_kv_heads, head_dim]; rows may be strided, their last dimension not."""
 
-    name: str
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; of a backend that passes everything on to another, what that one can do."""
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
         """Puts the K/V of every token of the step into `batch.slots` of that layer's cache."""
 
     def attend(self, q: torch.Tensor, batch: RaggedBatch, call: AttentionCall) -> torch.Tensor:
         """Causal attention of every row over its own sequence's keys: [T, num_heads, head_dim], dtype of q."""
+
+
+class CompilingBackend(AttentionBackend, Protocol):
+    """A backend whose capabilities say `compiles`."""
+
+    def warm_up(self, q: torch.Tensor, storage: KVStorage, call: AttentionCall) -> Iterator[str]:
+        """Compiles what layers like this one launch, and yields the name of each piece."""
+
+
+class NarrowingBackend(AttentionBackend, Protocol):
+    """A backend whose capabilities name `narrow_kv_dtypes`."""
+
+    def with_scales(self, scales: KVScales) -> NarrowingBackend:
+        """The same backend, which multiplies what is stored by these scales."""
 
 
 def paged_attention_forward(

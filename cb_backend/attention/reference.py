@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from .batch import RaggedBatch
+from .capabilities import AttentionNeeds, Capabilities
 from .hook import AttentionCall
 
 
@@ -22,7 +25,16 @@ def write_by_index(k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: 
 class ReferenceAttention:
     """The naive float64 reference: slow, obvious, runs anywhere."""
 
-    name = "reference"
+    capabilities: ClassVar = Capabilities(name="reference", comparison_only=True)
+    name = capabilities.name
+
+    @staticmethod
+    def obstacle(needs: AttentionNeeds) -> str | None:
+        return None
+
+    @classmethod
+    def create(cls, needs: AttentionNeeds) -> ReferenceAttention:
+        return cls()
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
         write_by_index(k, v, batch, layer)

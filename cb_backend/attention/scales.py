@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .batch import RaggedBatch
+from .capabilities import Capabilities
 from .hook import AttentionBackend, AttentionCall
 
 E4M3_MAX = 448.0
@@ -32,6 +33,7 @@ class Extremes:
 
     def __init__(self, backend: AttentionBackend, num_layers: int, num_kv_heads: int, device: torch.device) -> None:
         self._backend = backend
+        self.capabilities: Capabilities = backend.capabilities
         self._k = torch.zeros(num_layers, num_kv_heads, device=device)
         self._v = torch.zeros(num_layers, num_kv_heads, device=device)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .batch import RaggedBatch
+from .capabilities import AttentionNeeds, Capabilities
 from .hook import AttentionCall
 from .reference import write_by_index
 
@@ -17,7 +20,16 @@ class TorchAttention:
     heads that share it, where `enable_gqa` would copy them.
     """
 
-    name = "torch"
+    capabilities: ClassVar = Capabilities(name="torch", auto_devices=frozenset({"cpu"}))
+    name = capabilities.name
+
+    @staticmethod
+    def obstacle(needs: AttentionNeeds) -> str | None:
+        return None
+
+    @classmethod
+    def create(cls, needs: AttentionNeeds) -> TorchAttention:
+        return cls()
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
         write_by_index(k, v, batch, layer)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..kv.storage import KVStorage
 from .batch import RaggedBatch
+from .capabilities import AttentionNeeds, Capabilities
 from .hook import AttentionCall
 from .scales import KVScales
 
@@ -21,7 +23,49 @@ class TritonAttention:
         scales: what stored K and V are multiplied by, for a float8 cache.
     """
 
-    name = "triton"
+    capabilities: ClassVar = Capabilities(
+        name="triton",
+        devices=frozenset({"cuda", "cpu"}),  # a CPU with Triton's interpreter only
+        auto_devices=frozenset({"cuda"}),
+        dtypes=(torch.bfloat16, torch.float16, torch.float32),
+        head_dims=range(1, 257),
+        max_group=128,
+        narrow_kv_dtypes=frozenset({torch.float8_e4m3fn}),
+        graph_safe=True,
+        compiles=True,
+        runs_triton=True,
+    )
+    name = capabilities.name
+
+    @staticmethod
+    def obstacle(needs: AttentionNeeds) -> str | None:
+        from cb_kernels.targets import OTHER_BACKEND, check_support
+
+        geometry = needs.geometry
+        try:
+            check_support(
+                needs.device,
+                head_dim=geometry.head_dim,
+                num_heads=geometry.num_heads,
+                num_kv_heads=geometry.num_kv_heads,
+                dtype=needs.dtype,
+                kv_dtype=needs.kv_dtype,
+            )
+        except ValueError as error:
+            return str(error).removesuffix(f"; {OTHER_BACKEND}")
+        if needs.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "attention_backend 'triton' needs a GPU"
+        return None
+
+    @classmethod
+    def create(cls, needs: AttentionNeeds) -> TritonAttention:
+        from cb_kernels.paged_attention.launch import workspace_size
+
+        geometry = needs.geometry
+        size = workspace_size(
+            needs.max_decodes, geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, needs.device
+        )
+        return cls(torch.empty(size, dtype=torch.float32, device=needs.device))
 
     def __init__(self, workspace: torch.Tensor | None = None, scales: KVScales | None = None) -> None:
         self._workspace = workspace

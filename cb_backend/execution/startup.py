@@ -11,15 +11,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import cb_kernels.cpu
 import torch
 
-from ..attention.cpu import NativeAttention
-from ..attention.hook import AttentionBackend
+from ..attention.capabilities import AttentionNeeds
+from ..attention.hook import AttentionBackend, NarrowingBackend
 from ..attention.registry import choose_backend, kv_dtype
 from ..attention.scales import Extremes, KVScales
-from ..attention.triton import TritonAttention
 from ..config import EngineConfig
 from ..device.headroom import CudaMemory, DeviceMemory, Room, measure_room, naming_shortage
 from ..errors import ModelError
@@ -27,6 +27,7 @@ from ..kv.storage import KVStorage
 from ..kv.swap import CopyBlocks
 from ..models.layers.fused import fuse_model
 from ..models.loader import LoadedModel
+from ..models.support import attention_features
 from ..sampling.host import sample
 from .executor import Executor, Sampler
 from .graphs import CudaRecorder, Recorder, bucket_sizes
@@ -66,16 +67,17 @@ def prepare(
         device_memory = device_memory or CudaMemory(loaded.device)
         recorder = recorder or (lambda: CudaRecorder(loaded.device))
     use_device(loaded.device)
-    backend = choose_backend(config, loaded)
-    if config.cuda_graphs and (recorder is None or not isinstance(backend, TritonAttention)):
+    backend = choose_backend(config.attention_backend, attention_needs(config, loaded))
+    if config.cuda_graphs and (recorder is None or not backend.capabilities.graph_safe):
         raise ModelError(
             f"cuda_graphs needs a GPU and attention_backend 'triton', this engine has '{backend.name}' on "
             f"{loaded.device}; set cuda_graphs to false"
         )
-    if isinstance(backend, NativeAttention):
-        fuse_model(loaded.model, backend.library)
-    if isinstance(backend, TritonAttention) and kv_dtype(config, loaded.dtype) != loaded.dtype:
-        backend = backend.with_scales(_measure_scales(config, loaded, backend))
+    library = cb_kernels.cpu.load() if backend.capabilities.fuses_layers else None
+    if library is not None:
+        fuse_model(loaded.model, library)
+    if kv_dtype(config, loaded.dtype) != loaded.dtype:
+        backend = cast(NarrowingBackend, backend).with_scales(_measure_scales(config, loaded, backend))
     sizes = bucket_sizes(min(config.max_num_seqs, config.max_num_batched_tokens)) if config.cuda_graphs else ()
     room: Room | None = None
     if device_memory is not None:
@@ -93,6 +95,18 @@ def prepare(
     return ReadyDevice(executor, storage, memory)
 
 
+def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds:
+    """What the model and the options ask of an attention backend."""
+    return AttentionNeeds(
+        geometry=loaded.geometry,
+        dtype=loaded.dtype,
+        kv_dtype=kv_dtype(config, loaded.dtype),
+        device=loaded.device,
+        max_decodes=min(config.max_num_seqs, config.max_num_batched_tokens),
+        **attention_features(loaded.model),
+    )
+
+
 def use_device(device: torch.device) -> None:
     """Makes `device` the one that Triton's launches on this thread go to."""
     if device.type == "cuda":
@@ -107,7 +121,7 @@ def _report(what: str, pieces: Iterable[Any]) -> None:
 
 def _choose_sampler(backend: AttentionBackend, device: torch.device) -> Sampler:
     """The sampler that runs where the backend does."""
-    if isinstance(backend, TritonAttention):
+    if backend.capabilities.runs_triton:
         from ..sampling.device import DeviceSampler
 
         return DeviceSampler(device)
@@ -119,12 +133,12 @@ def _storage(
 ) -> KVStorage:
     copy_blocks: CopyBlocks | None = None
     dtype = kv_dtype(config, loaded.dtype)
-    if isinstance(backend, TritonAttention) and config.block_size * loaded.geometry.bytes_per_token(dtype) % 4 == 0:
+    if backend.capabilities.runs_triton and config.block_size * loaded.geometry.bytes_per_token(dtype) % 4 == 0:
         from cb_kernels.kv_copy.launch import copy_blocks
     return KVStorage(loaded.geometry, num_blocks, config.block_size, num_host_blocks, dtype, loaded.device, copy_blocks)
 
 
-def _measure_scales(config: EngineConfig, loaded: LoadedModel, backend: TritonAttention) -> KVScales:
+def _measure_scales(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> KVScales:
     """Runs varied tokens through the model with a cache of the model's own dtype and looks at its K and V."""
     geometry, longest = loaded.geometry, min(_CALIBRATION_TOKENS, loaded.max_model_len)
     with naming_shortage():

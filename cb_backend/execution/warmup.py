@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel that serving will launch, before the first request, and says how far it is.
+"""Compiles every kernel that serving will launch, before the first request, and says how far it is.
 
 What a model's layers ask of attention is seen by running a few tokens through it; each kind of layer is then compiled
 in the variants that a step may choose from. After this no request waits for a compiler.
@@ -7,12 +7,12 @@ in the variants that a step may choose from. After this no request waits for a c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 
 from ..attention.batch import RaggedBatch
-from ..attention.hook import AttentionCall
-from ..attention.triton import TritonAttention
+from ..attention.hook import AttentionBackend, AttentionCall, CompilingBackend
 from .executor import Executor
 from .probe import probe_request
 
@@ -22,8 +22,9 @@ class _Kinds:
 
     name = "kinds"
 
-    def __init__(self, backend: TritonAttention) -> None:
+    def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
+        self.capabilities = backend.capabilities
         self.found: dict[tuple[object, ...], tuple[torch.Tensor, AttentionCall]] = {}
 
     def write(self, k: torch.Tensor, v: torch.Tensor, batch: RaggedBatch, layer: int) -> None:
@@ -39,10 +40,10 @@ class _Kinds:
 def warm_up(executor: Executor) -> Iterator[str]:
     """Compiles; yields what was compiled after each piece. The pool must be free.
 
-    An executor of another backend has nothing to compile. A pool of a single token is not warmed up.
+    A backend that does not declare `compiles` has nothing to compile. A pool of a single token is not warmed up.
     """
     backend, storage = executor.backend, executor.storage
-    if not isinstance(backend, TritonAttention) or storage.num_blocks * storage.block_size < 2:
+    if not backend.capabilities.compiles or storage.num_blocks * storage.block_size < 2:
         return
     kinds = _Kinds(backend)
     executor.backend = kinds
@@ -52,7 +53,7 @@ def warm_up(executor: Executor) -> Iterator[str]:
         executor.backend = backend
     yield "writing K/V"
     for number, (q, call) in enumerate(kinds.found.values(), 1):
-        for piece in backend.warm_up(q, storage, call):
+        for piece in cast(CompilingBackend, backend).warm_up(q, storage, call):
             yield piece if len(kinds.found) == 1 else f"{piece} (kind of layer {number} of {len(kinds.found)})"
     vocab_size = executor.projection.vocab_size
     logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=executor.device)

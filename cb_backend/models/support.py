@@ -66,6 +66,19 @@ def kv_geometry(model: nn.Module, name: str) -> KVGeometry:
     return KVGeometry(num_layers, num_kv_heads, head_dim, num_heads)
 
 
+def attention_features(model: nn.Module) -> dict[str, bool]:
+    """Whether some attention layer has a sliding window, a softcap or sinks, by the names of `AttentionNeeds`."""
+    config: Any = model.config
+    text = config.get_text_config(decoder=True)
+    windows = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+    layers = _attention_layers(model).values()
+    return {
+        "windows": windows or any(isinstance(getattr(layer, "sliding_window", None), int) for layer in layers),
+        "softcap": bool(getattr(text, "attn_logit_softcapping", None)),
+        "sinks": any(getattr(layer, "sinks", None) is not None for layer in layers),
+    }
+
+
 def _attention_layers(model: nn.Module) -> dict[int, nn.Module]:
     """Attention modules by layer: what transformers gives both a place in the cache and a causality flag."""
     found: dict[int, nn.Module] = {}

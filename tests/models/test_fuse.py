@@ -84,10 +84,9 @@ def run(model: PreTrainedModel, backend: NativeAttention) -> tuple[torch.Tensor,
     return hidden, kv
 
 
-@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_float32_states_and_cache_are_equal(name: str) -> None:
-    backend = NativeAttention()
+def test_float32_states_and_cache_are_equal(native_kernels: Library, name: str) -> None:
+    backend = NativeAttention(native_kernels)
     model = build(CONFIGS[name], torch.float32)
     expected, expected_kv = run(model, backend)
     assert fuse_model(model, backend.library) == 2
@@ -97,10 +96,9 @@ def test_float32_states_and_cache_are_equal(name: str) -> None:
     assert torch.equal(model.lm_head(got).argmax(-1), model.lm_head(expected).argmax(-1))
 
 
-@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_bfloat16_is_as_near_to_float32_as_the_plain_model(name: str) -> None:
-    backend = NativeAttention()
+def test_bfloat16_is_as_near_to_float32_as_the_plain_model(native_kernels: Library, name: str) -> None:
+    backend = NativeAttention(native_kernels)
     model = build(CONFIGS[name], torch.bfloat16)
     exact, _ = run(copy.deepcopy(model).float(), backend)
     plain_error = (run(model, backend)[0].float() - exact).norm()

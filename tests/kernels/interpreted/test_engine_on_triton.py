@@ -15,7 +15,7 @@ from cb_kernels.paged_attention.reference import reference_attention
 from transformers import AutoModelForCausalLM
 
 from cb_backend import Engine, EngineConfig, SamplingParams
-from cb_backend.attention import registry as backends
+from cb_backend.attention.triton import TritonAttention
 from cb_backend.engine import build as assembly
 from cb_backend.execution import startup
 from cb_backend.execution.executor import Executor
@@ -176,8 +176,8 @@ def test_a_float8_cache_is_read_and_written_as_the_references_do(
         scales = self._scales_of(call.layer)
         return reference_attention(q, *batch.storage.layers[call.layer], *shape, scale=call.scale, **scales)
 
-    monkeypatch.setattr(backends.TritonAttention, "write", write)
-    monkeypatch.setattr(backends.TritonAttention, "attend", attend)
+    monkeypatch.setattr(TritonAttention, "write", write)
+    monkeypatch.setattr(TritonAttention, "attend", attend)
     assert run(llama, kv_cache_dtype="fp8_e4m3")[0] == narrow
     assert narrow != plain, "float8 rounds, so a random model's outputs differ somewhere"
 
