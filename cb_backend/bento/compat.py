@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextvars import Context
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "RemoteRunnerClient",
     "close_streams_that_are_left",
     "describe_mounted_applications",
+    "end_timers_with_their_requests",
     "get_resource",
     "http_address",
     "store_path",
@@ -132,3 +134,44 @@ def describe_mounted_applications() -> None:
         return _WithMounted(own, mounted) if mounted else own
 
     openapi.generate_spec = generate_spec
+
+
+@cache
+def end_timers_with_their_requests(too_late: Callable[[Any, float], Any]) -> None:
+    """From now on the timer of `traffic.timeout` ends with its request. Applies to all services in this process.
+
+    BentoML 1.4 leaves it running, and with it the request's context and span: 5 KB each for `traffic.timeout` seconds,
+    260 MB at 160 requests per second and 300 seconds.
+
+    Args:
+        too_late: from the ASGI scope and the seconds to the ASGI response of a request that has sent nothing by then.
+    """
+    from bentoml._internal.server.http.traffic import TimeoutMiddleware
+
+    async def call(self: Any, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        begun = expired = False
+
+        async def sending(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        def expire() -> None:
+            nonlocal expired
+            expired = not begun and task.cancel()
+
+        task = asyncio.ensure_future(self.app(scope, receive, sending))
+        # An empty context: the timer keeps its own until it is taken out of the loop's heap, also when cancelled.
+        timer = asyncio.get_running_loop().call_later(self.timeout, expire, context=Context())
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not expired or begun:
+                raise
+            await too_late(scope, self.timeout)(scope, receive, send)
+        finally:
+            timer.cancel()
+
+    TimeoutMiddleware.__call__ = call

@@ -35,11 +35,12 @@ from ..request import RequestOutput
 from ..telemetry.context import request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from . import endpoints
-from .compat import tracer_provider
+from .compat import end_timers_with_their_requests, tracer_provider
 from .dependency import STREAMS, repair_proxies
 from .draining import drain_on_sigterm
 from .loading import Loading, configured
 from .preflight import before_serving
+from .timeouts import too_late
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -69,6 +70,7 @@ class ContinuousBatching:
     @bentoml.on_startup
     async def start_loading(self) -> None:
         """Begins to load the model, once; returns at once."""
+        end_timers_with_their_requests(too_late)
         loading = self._start()
         drain_on_sigterm(loading.drain, lambda: loading.is_idle, loading.close)
 
