@@ -27,7 +27,8 @@ from .compat import IODescriptor
 # Fields that mean nothing here, or something else.
 _OPENAI_ONLY = frozenset(
     ("model", "stream", "stream_options", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
-    + ("prompt_cache_retention", "parallel_tool_calls", "prediction", "max_completion_tokens", "echo", "best_of")
+    + ("prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls", "prediction", "max_completion_tokens")
+    + ("echo", "best_of")
     + ("prompt", "messages", "logprobs", "top_logprobs", "tools", "tool_choice")
 )
 

@@ -82,6 +82,7 @@ class GenerationRequest(BaseModel):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
     @classmethod

@@ -53,6 +53,11 @@ class ResponsesRequest(GenerationRequest):
         "reasoning": ({},),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
+        "moderation": (),
+        "image": (),
+        "access_programs": (),
+        "background_options": (),
+        "context_management": (),
     }
 
     input: Input

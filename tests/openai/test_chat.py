@@ -125,6 +125,7 @@ NO_EFFECT: dict[str, Any] = {
     "service_tier": "auto",
     "parallel_tool_calls": True,
     "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
     "store": False,
     "tools": [],
     "tool_choice": "none",

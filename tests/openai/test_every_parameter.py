@@ -1,4 +1,5 @@
-"""Each sampling parameter through HTTP: a request that has it is answered otherwise than one that has not.
+"""Each sampling parameter through HTTP: a request that has it is answered otherwise than one that has not, and every
+field of OpenAI's own library is known.
 
 The checks themselves, against transformers' processors, are in tests/sampling/test_sampler.py; here nothing may be lost
 on the way from a body's field to the sampler.
@@ -11,8 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from cb_backend import Engine, SamplingParams
+from cb_backend.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from cb_backend.openai.responses import ResponsesRequest
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 16}
 HOT: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 16, "seed": 5}
@@ -110,6 +116,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Answer, Answer]
 
 def test_no_parameter_is_missing() -> None:
     assert set(CASES) == set(SamplingParams.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("library", "ours"),
+    [(CompletionParams, CompletionRequest), (ChatParams, ChatRequest), (ResponseParams, ResponsesRequest)],
+    ids=["completions", "chat", "responses"],
+)
+def test_every_field_of_openais_library_is_accepted_or_refused(library: type, ours: type[GenerationRequest]) -> None:
+    assert set(library.__annotations__) - set(ours.model_fields) - set(ours.REFUSED) == set()
 
 
 @pytest.mark.parametrize("name", CASES)
