@@ -1,43 +1,63 @@
-"""The two errors that reach people: `RequestError` tells a client, `ModelError` tells the operator. Imports nothing.
+"""The two errors that reach people: `RequestError` tells a client, `ModelError` tells the operator.
 
 Other libraries' errors are quoted by their first line (`first_line`): many append a whole state or a traceback.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class RequestError(ValueError):
-    """A request that cannot be served: what the client gets as a 4xx.
+    """A request that cannot be served: what the client gets as a 4xx or 5xx.
 
-    Attributes:
-        message: one sentence: what is wrong with which field, its range, and the value it had.
-        param: the field at fault, as the client named it (`response_format.json_schema`), or None.
-        status: HTTP status: 400, 404, 413, 429 or 503.
+    Args:
+        reason: what is wrong with the field, what is allowed and what it was; without a field, the whole message.
+        path: the way to the field at fault, as the client named it: `("messages", 0, "content")`. It begins the message
+            and is `param`.
+        param: the field at fault, of a message that does not begin with it.
+        status: HTTP status: 400, 404, 413, 429, 502 or 503.
         code: short machine-readable word, e.g. `context_length_exceeded`; a label of the metric of refusals.
         retry_after: seconds after which the same request may succeed (429 and 503).
+
+    Attributes:
+        message: `'messages.0.content': must be text`.
+        path: the way to the field at fault, or ().
+        param: `messages.0.content`, or None.
         counted: it is in the metric of refusals already.
     """
 
     def __init__(
         self,
-        message: str,
+        reason: str,
         *,
+        path: Iterable[str | int] = (),
         param: str | None = None,
         status: int = 400,
         code: str = "invalid_value",
         retry_after: float | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.reason = reason
+        self.path = tuple(path) or (() if param is None else (param,))
+        self.param = ".".join(map(str, self.path)) or None
+        self._named = bool(path)
+        self.message = f"'{self.param}': {reason}" if self._named else reason
+        super().__init__(self.message)
         self.status = status
         self.code = code
         self.retry_after = retry_after
         self.counted = False
 
-    def about(self, message: str, param: str | None) -> RequestError:
-        """The same refusal (status, code, retry_after) with another interface's message and field."""
-        other = RequestError(message, param=param, status=self.status, code=self.code, retry_after=self.retry_after)
+    def at(self, *path: str | int, code: str | None = None) -> RequestError:
+        """The same refusal of a field that this client knows by another path."""
+        other = RequestError(
+            self.reason,
+            path=path if self._named else (),
+            param=".".join(map(str, path)) or None,
+            status=self.status,
+            code=code or self.code,
+            retry_after=self.retry_after,
+        )
         other.counted = self.counted
         return other
 

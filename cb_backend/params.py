@@ -120,48 +120,47 @@ class SamplingParams(BaseModel):
 
 
 def request_error(error: ValidationError) -> RequestError:
-    """One sentence for the client out of pydantic's report."""
+    """The first fault of pydantic's report, with its path, its reason and the value."""
     first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-")) or None
+    path = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
     reason = first["msg"].removeprefix("Value error, ")
     got = repr(first.get("input"))
     shown = got if len(got) <= 80 else got[:77] + "..."
-    where = f"'{param}': " if param else ""
-    return RequestError(f"{where}{reason[0].lower() + reason[1:]} (got {shown})", param=param)
+    return RequestError(f"{reason[0].lower() + reason[1:]} (got {shown})", path=path)
 
 
-def check_text(value: Any, name: str) -> str:
-    """A string that a client gave for the field `name`: JSON and Python can spell half of a surrogate pair, which is no
-    character, and which neither a tokenizer nor a span or a metric takes.
+def check_text(value: Any, *path: str | int) -> str:
+    """A string that a client gave for the field at `path`: JSON and Python can spell half of a surrogate pair, which is
+    no character, and which neither a tokenizer nor a span or a metric takes.
 
     Raises:
         RequestError: it is no string, or not one of whole characters.
     """
     if not isinstance(value, str):
-        raise RequestError(f"'{name}': must be text (got {value!r:.80})", param=name)
+        raise RequestError(f"must be text (got {value!r:.80})", path=path)
     try:
         value.encode()
     except UnicodeEncodeError as error:
         half = ord(value[error.start])
-        raise RequestError(f"'{name}': holds U+{half:04X}, half of a surrogate pair", param=name) from None
+        raise RequestError(f"holds U+{half:04X}, half of a surrogate pair", path=path) from None
     return value
 
 
-def check_texts(fields: Any) -> None:
-    """`check_text` for every string in a structure of mappings and sequences, keys included.
+def check_texts(fields: Any, *path: str | int) -> None:
+    """`check_text` for every string in a structure of mappings and sequences below `path`, keys included.
 
     Raises:
-        RequestError: names the way to the first one at fault.
+        RequestError: names the path of the first one at fault.
     """
-    rest = [(fields, "")]
+    rest = [(fields, path)]
     while rest:  # a stack of its own: a client's nesting must not exhaust Python's
         value, where = rest.pop()
         if isinstance(value, str):
-            check_text(value, where)
+            check_text(value, *where)
         elif isinstance(value, Mapping):
             for key, inner in value.items():
                 shown = key if isinstance(key, str) and key.isprintable() else repr(key)
-                check_text(str(key), f"{where}.{shown}".lstrip("."))
-                rest.append((inner, f"{where}.{shown}".lstrip(".")))
+                check_text(str(key), *where, shown)
+                rest.append((inner, (*where, shown)))
         elif isinstance(value, (list, tuple)):
-            rest += [(inner, f"{where}.{i}") for i, inner in enumerate(value) if not isinstance(inner, (int, float))]
+            rest += [(inner, (*where, i)) for i, inner in enumerate(value) if not isinstance(inner, (int, float))]

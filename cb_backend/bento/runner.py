@@ -141,7 +141,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
             engine = self.loading.ready_engine()
             check_texts({"prompt": prompt, **fields})
             if fields.get("echo"):
-                raise RequestError("'echo': not supported by this method", param="echo", code="unsupported_parameter")
+                raise RequestError("not supported by this method", path=("echo",), code="unsupported_parameter")
             call = CompletionRequest.parse({"model": engine.model_name, "prompt": prompt, **fields})
             opened = engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
             async with aclosing(opened) as outputs:

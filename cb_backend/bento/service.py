@@ -199,17 +199,17 @@ class ContinuousBatching:
                 raise RequestError("'prompt' and 'messages' exclude each other", param="prompt")
             chat = call = ChatRequest.parse({"model": engine.model_name, **kept})
             if engine.chat is None:
-                raise RequestError("'messages': this model has no tokenizer", param="messages")
+                raise RequestError("this model has no tokenizer", path=("messages",))
             context = request_context(CHAT, stream=stream, messages=chat.messages)
             prompt = await asyncio.to_thread(engine.chat.render, chat.messages, **chat.template_options())
         else:
             if "prompt" not in kept:
-                raise RequestError("'prompt': required", param="prompt")
+                raise RequestError("required", path=("prompt",))
             completion = call = CompletionRequest.parse({"model": engine.model_name, **kept})
             context = request_context(TEXT_COMPLETION, stream=stream)
             prompts = completion.prompts()
             if len(prompts) != 1:
-                raise RequestError("'prompt': one prompt at a time here; see /v1/completions", param="prompt")
+                raise RequestError("one prompt at a time here; see /v1/completions", path=("prompt",))
             prompt = prompts[0]
         return engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
 

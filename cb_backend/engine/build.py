@@ -109,8 +109,8 @@ class Parts:
         )
         if now + soonest > deadline:
             raise RequestError(
-                f"'timeout': {deadline - now:.1f} s cannot be kept, the soonest end is in {soonest:.1f} s",
-                param="timeout",
+                f"{deadline - now:.1f} s cannot be kept, the soonest end is in {soonest:.1f} s",
+                path=("timeout",),
                 status=503,
                 code="deadline_unreachable",
                 retry_after=max(1.0, soonest),
@@ -125,7 +125,7 @@ class Parts:
         if params.response_format is None:
             return None
         if self.grammar is None:
-            raise RequestError("'response_format': this model has no tokenizer", param="response_format")
+            raise RequestError("this model has no tokenizer", path=("response_format",))
         return self.grammar.compile(params.response_format)
 
     def seconds_until_start(self, waiting: int) -> float:

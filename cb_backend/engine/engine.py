@@ -272,7 +272,7 @@ class Engine:
             token_ids: list[int] = self.tokenizer(check_text(prompt, "prompt"))["input_ids"]
             return token_ids
         if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-            raise RequestError(f"'prompt': must be a text or token ids (got {prompt!r:.80})", param="prompt")
+            raise RequestError(f"must be a text or token ids (got {prompt!r:.80})", path=("prompt",))
         return list(prompt)
 
     async def _encode_on_loop(self, prompt: Prompt, trace_context: Any) -> list[int]:
@@ -311,9 +311,7 @@ class Engine:
         parts.limits.check_params(params)
         deadline = None if timeout is None else arrival + _seconds(timeout)
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(
-                f"'priority': must be an integer, lower is served first (got {priority!r})", param="priority"
-            )
+            raise RequestError(f"must be an integer, lower is served first (got {priority!r})", path=("priority",))
         if not parts.core.is_alive:
             raise RequestError("the engine has stopped", status=503, code="engine_stopped", retry_after=5.0)
         request_class = parts.check_class(request_class)
@@ -353,7 +351,7 @@ class Engine:
         ]
         with self._lock:
             if request_id in self._open_ids:
-                raise RequestError(f"'request_id': {request_id!r} is already in use", param="request_id")
+                raise RequestError(f"{request_id!r} is already in use", path=("request_id",))
             self._open_ids.add(request_id)
         reader = Reader(parts.core, parts.tokenizer, choices, self._release, self._left, continues_prompt)
         parts.core.send(Add(choices))
@@ -387,5 +385,5 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _seconds(timeout: Any) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise RequestError(f"'timeout': must be a positive number of seconds (got {timeout!r})", param="timeout")
+        raise RequestError(f"must be a positive number of seconds (got {timeout!r})", path=("timeout",))
     return float(timeout)

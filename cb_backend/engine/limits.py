@@ -29,7 +29,7 @@ class Limits:
             RequestError: the prompt is empty, too long, or holds something that is not a token id.
         """
         if not token_ids:
-            raise RequestError("'prompt': must not be empty", param="prompt")
+            raise RequestError("must not be empty", path=("prompt",))
         for i, token in enumerate(token_ids):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
                 raise RequestError(
@@ -63,13 +63,13 @@ class Limits:
             for token in ids:
                 if not 0 <= token < self.vocab_size:
                     raise RequestError(
-                        f"'{name}': a token id is an integer from 0 to {self.vocab_size - 1} (got {token})", param=name
+                        f"a token id is an integer from 0 to {self.vocab_size - 1} (got {token})", path=(name,)
                     )
         if params.n > self.max_num_seqs:
             raise RequestError(
-                f"'n': {params.n} choices, but at most {self.max_num_seqs} sequences run at once", param="n"
+                f"{params.n} choices, but at most {self.max_num_seqs} sequences run at once", path=("n",)
             )
 
     @staticmethod
     def _too_long(message: str, param: str) -> RequestError:
-        return RequestError(f"'{param}': {message}", param=param, code="context_length_exceeded")
+        return RequestError(message, path=(param,), code="context_length_exceeded")

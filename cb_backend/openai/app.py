@@ -130,8 +130,8 @@ def _model_card(engine: Any) -> dict[str, Any]:
 def _check_model(engine: Any, model: str) -> None:
     if model != engine.model_name:
         raise RequestError(
-            f"'model': {model[:200]!r} is not served here; '{engine.model_name}' is",
-            param="model",
+            f"{model[:200]!r} is not served here; '{engine.model_name}' is",
+            path=("model",),
             status=404,
             code="model_not_found",
         )
@@ -184,7 +184,7 @@ class _GenerationRoute(ABC, Generic[R]):
         if params.logprobs is None:
             return None
         if engine.tokenizer is None:
-            raise RequestError("'logprobs': this model has no tokenizer to name tokens with", param="logprobs")
+            raise RequestError("this model has no tokenizer to name tokens with", path=("logprobs",))
         found = self._texts.get(engine)
         if found is None:
             found = self._texts[engine] = TokenTexts(engine.tokenizer)
@@ -246,15 +246,7 @@ class _Responses(_GenerationRoute[ResponsesRequest]):
         try:
             ids = await render_chat(engine.chat, ChatRequest(model=call.model, messages=messages), None)
         except RequestError as error:
-            if not (error.param or "").startswith("messages"):
-                raise
-            # `instructions` came first: the client counts its own items.
-            number = re.match(r"messages\.(\d+)", error.param or "")
-            old = number[0] if number else "messages"
-            shown = int(number[1]) - bool(call.instructions) if number else 0
-            new = ("instructions" if shown < 0 else f"input.{shown}") if number else "input"
-            param = (error.param or "").replace(old, new, 1)
-            raise error.about(error.message.replace(old, new, 1), param) from None
+            raise error.at(*call.path_of(error.path)) if error.path[:1] == ("messages",) else error from None
         context = request_context(CHAT, stream=bool(call.stream), messages=messages)
         answer = ResponsesAnswer(ident, engine.model_name, call)
         return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context, "text.format")

@@ -38,10 +38,9 @@ async def answer(engine: Any, job: Job, reply: Reply, place: Any = None) -> None
     try:
         await _answer(engine, job, reply, place)
     except RequestError as error:
-        if job.grammar_field == "response_format" or not (error.param or "").startswith("response_format"):
+        if error.path[:1] != ("response_format",) or job.grammar_field == "response_format":
             raise
-        message = error.message.replace(f"'{error.param}'", f"'{job.grammar_field}'")
-        raise error.about(message, job.grammar_field) from None
+        raise error.at(*job.grammar_field.split(".")) from None
 
 
 async def _answer(engine: Any, job: Job, reply: Reply, place: Any) -> None:

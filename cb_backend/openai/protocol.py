@@ -106,13 +106,13 @@ class GenerationRequest(BaseModel):
             if name not in cls.REFUSED:
                 kept[name] = value
             elif value is not None and not any(value == off and type(value) is type(off) for off in cls.REFUSED[name]):
-                raise RequestError(f"'{name}': not supported by this server", param=name, code="unsupported_parameter")
+                raise RequestError("not supported by this server", path=(name,), code="unsupported_parameter")
         try:
             request = cls(**kept)
         except ValidationError as error:
             raise refusal(error) from None
         if request.stream_options is not None and not request.stream:
-            raise RequestError("'stream_options': only allowed with stream: true", param="stream_options")
+            raise RequestError("only allowed with stream: true", path=("stream_options",))
         return request
 
     @property
@@ -127,7 +127,7 @@ class GenerationRequest(BaseModel):
         values = self._sampling_values()
         least, most = self.min_tokens, values.get("max_tokens")
         if least is not None and most is not None and least > most:
-            raise RequestError(f"'min_tokens': {least} is greater than max_tokens {most}", param="min_tokens")
+            raise RequestError(f"{least} is greater than max_tokens {most}", path=("min_tokens",))
         return SamplingParams.parse(values)
 
     def _sampling_values(self) -> dict[str, Any]:
@@ -165,13 +165,13 @@ class CompletionRequest(GenerationRequest):
         if isinstance(prompt, str):
             return [_not_empty(prompt, "prompt")]
         if not isinstance(prompt, list):
-            raise RequestError("'prompt': must be a string, token ids, or a list of either", param="prompt")
+            raise RequestError("must be a string, token ids, or a list of either", path=("prompt",))
         if not prompt:
-            raise RequestError("'prompt': must not be empty", param="prompt")
+            raise RequestError("must not be empty", path=("prompt",))
         if not isinstance(prompt[0], (str, list)):
             return [prompt]
         if len(prompt) > MAX_PROMPTS:
-            raise RequestError(f"'prompt': at most {MAX_PROMPTS} prompts at once (got {len(prompt)})", param="prompt")
+            raise RequestError(f"at most {MAX_PROMPTS} prompts at once (got {len(prompt)})", path=("prompt",))
         kind = type(prompt[0])
         for i, one in enumerate(prompt):
             if type(one) is not kind:
@@ -228,9 +228,7 @@ class ChatRequest(GenerationRequest):
         tools = ToolSet.parse(self.tools, self.tool_choice, self.parallel_tool_calls)
         format_type = (self.response_format or {}).get("type", "text")
         if tools is not None and tools.forced and format_type != "text":
-            raise RequestError(
-                f"'tool_choice': a forced call excludes response_format {format_type!r:.80}", param="tool_choice"
-            )
+            raise RequestError(f"a forced call excludes response_format {format_type!r:.80}", path=("tool_choice",))
         return tools
 
     def template_options(self) -> dict[str, Any]:
@@ -241,9 +239,7 @@ class ChatRequest(GenerationRequest):
         """
         reserved = sorted(_TEMPLATE_RESERVED.intersection(self.chat_template_kwargs or ()))
         if reserved:
-            raise RequestError(
-                f"'chat_template_kwargs': '{reserved[0]}' cannot be set here", param="chat_template_kwargs"
-            )
+            raise RequestError(f"'{reserved[0]}' cannot be set here", path=("chat_template_kwargs",))
         goes_on = bool(self.continue_final_message)
         return {
             "add_generation_prompt": not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
@@ -257,16 +253,15 @@ class ChatRequest(GenerationRequest):
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise RequestError(
-                f"'max_completion_tokens': {self.max_completion_tokens} contradicts max_tokens {self.max_tokens}; "
-                "send one of them",
-                param="max_completion_tokens",
+                f"{self.max_completion_tokens} contradicts max_tokens {self.max_tokens}; send one of them",
+                path=("max_completion_tokens",),
             )
         if limits:
             values["max_tokens"] = limits.pop()
         if self.logprobs:
             values["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs is not None:
-            raise RequestError("'top_logprobs': only allowed with logprobs: true", param="top_logprobs")
+            raise RequestError("only allowed with logprobs: true", path=("top_logprobs",))
         return values
 
 
@@ -282,9 +277,7 @@ _TEMPLATE_RESERVED = frozenset(
 
 def _token_id(key: str) -> int:
     if _CANONICAL_ID.fullmatch(key) is None:
-        raise RequestError(
-            f"'logit_bias': a key is a token id in plain decimal digits (got {key!r:.80})", param="logit_bias"
-        )
+        raise RequestError(f"a key is a token id in plain decimal digits (got {key!r:.80})", path=("logit_bias",))
     return int(key)
 
 
@@ -297,12 +290,9 @@ def _not_empty(prompt: Any, where: str) -> Any:
 def refusal(error: ValidationError) -> RequestError:
     """The first fault that pydantic found, with the field as the client named it."""
     first = error.errors()[0]
-    field = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":
-        where = ".".join(str(part) for part in first["loc"])
-        return RequestError(f"'{where}': unknown field", param=where, code="unknown_parameter")
+        return RequestError("unknown field", path=first["loc"], code="unknown_parameter")
     if first["type"] == "missing":
-        return RequestError(f"'{field}': required", param=field, code="missing_required_parameter")
-    refusal = request_error(error)
+        return RequestError("required", path=first["loc"][:1], code="missing_required_parameter")
     # A union's branches are no part of the name that the client knows.
-    return RequestError(refusal.message.replace(f"'{refusal.param}'", f"'{field}'"), param=field, code="invalid_type")
+    return request_error(error).at(*first["loc"][:1], code="invalid_type")

@@ -78,19 +78,26 @@ class ResponsesRequest(GenerationRequest):
         if isinstance(self.input, str):
             return [*system, {"role": "user", "content": self.input}]
         if not isinstance(self.input, list) or not self.input:
-            raise RequestError("'input': must be a text or a list of messages", param="input")
-        return [*system, *(_message(item, f"input.{i}") for i, item in enumerate(self.input))]
+            raise RequestError("must be a text or a list of messages", path=("input",))
+        return [*system, *(_message(item, i) for i, item in enumerate(self.input))]
+
+    def path_of(self, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        """Where the client finds the field at `path` below the `messages` that were made of its request."""
+        _messages, *rest = path
+        if not rest:
+            return ("input",)
+        number, *field = rest
+        shown = int(number) - bool(self.instructions)  # `instructions` came first: the client counts its own items
+        return ("instructions", *field) if shown < 0 else ("input", shown, *field)
 
     def _sampling_values(self) -> dict[str, Any]:
         values = super()._sampling_values()
         if self.max_output_tokens is not None:
             if self.max_output_tokens < 1:
-                raise RequestError(
-                    f"'max_output_tokens': must be at least 1 (got {self.max_output_tokens})", param="max_output_tokens"
-                )
+                raise RequestError(f"must be at least 1 (got {self.max_output_tokens})", path=("max_output_tokens",))
             values["max_tokens"] = self.max_output_tokens
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise RequestError("'text.verbosity': not supported by this server", param="text.verbosity")
+            raise RequestError("not supported by this server", path=("text", "verbosity"))
         wanted = self.text.format if self.text is not None else None
         if wanted is not None:
             schema = {"json_schema": wanted} if wanted.get("type") == "json_schema" else {}
@@ -98,9 +105,9 @@ class ResponsesRequest(GenerationRequest):
         return values
 
 
-def _message(item: Any, where: str) -> Any:
+def _message(item: Any, number: int) -> Any:
     if not isinstance(item, dict) or item.get("type", "message") != "message":
-        raise RequestError(f"'{where}': only messages are supported (got {item!r:.80})", param=where)
+        raise RequestError(f"only messages are supported (got {item!r:.80})", path=("input", number))
     content = item.get("content")
     if isinstance(content, list):
         content = [

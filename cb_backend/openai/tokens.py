@@ -125,13 +125,13 @@ class TokenRoutes:
     async def _tokenize_chat(engine: Any, body: dict[str, Any]) -> tuple[list[int], bool]:
         strings = body.pop("return_token_strs", None)
         if strings is not None and not isinstance(strings, bool):
-            raise RequestError("'return_token_strs': must be a boolean", param="return_token_strs")
+            raise RequestError("must be a boolean", path=("return_token_strs",))
         adds = body.pop("add_special_tokens", None)
         if adds is not None and adds is not False:
-            raise RequestError("'add_special_tokens': a chat template writes them itself", param="add_special_tokens")
+            raise RequestError("a chat template writes them itself", path=("add_special_tokens",))
         unknown = sorted(body.keys() - {"model", *TokenizeRequest.CHAT_FIELDS})
         if unknown:
-            raise RequestError(f"'{unknown[0]}': unknown field", param=unknown[0], code="unknown_parameter")
+            raise RequestError("unknown field", path=(unknown[0],), code="unknown_parameter")
         if body.get("model") is None:
             body["model"] = engine.model_name
         call = ChatRequest.parse(body)
@@ -142,5 +142,5 @@ class TokenRoutes:
         call = DetokenizeRequest.parse(body)
         too_high = next((i for i in call.tokens if i >= engine.vocab_size), None)
         if too_high is not None:
-            raise RequestError(f"'tokens': {too_high} is no id below {engine.vocab_size}", param="tokens")
+            raise RequestError(f"{too_high} is no id below {engine.vocab_size}", path=("tokens",))
         return {"prompt": await asyncio.to_thread(decoder_of(engine.tokenizer, False), call.tokens)}

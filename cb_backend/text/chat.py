@@ -13,6 +13,8 @@ from typing import Any
 from ..errors import RequestError, first_line
 from ..params import check_text, check_texts
 
+Path = tuple[str | int, ...]  # of a field: ("messages", 0, "content")
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Characters. More would only be tokenized to learn that no context holds it. A template that loops without end is not
@@ -79,9 +81,7 @@ class ChatTemplate:
     ) -> str:
         """The conversation as the model will read it; see `render`."""
         if template is not None and not self._allow_request_template:
-            raise RequestError(
-                "'chat_template': templates in requests are not allowed by this server", param="chat_template"
-            )
+            raise RequestError("templates in requests are not allowed by this server", path=("chat_template",))
         if template is None and not self.available:
             raise RequestError(
                 "this model has no chat template: use /v1/completions, or put a chat_template.jinja beside the model",
@@ -111,12 +111,12 @@ class ChatTemplate:
             )
         except Exception as error:  # whatever a template raises, it concerns this request alone
             raise RequestError(
-                f"'messages': the model's chat template refuses them: {first_line(error)}", param="messages"
+                f"the model's chat template refuses them: {first_line(error)}", path=("messages",)
             ) from None
         if len(text) > MAX_RENDERED:
             raise RequestError(
-                f"'messages': they render to {len(text)} characters, more than {MAX_RENDERED}",
-                param="messages",
+                f"they render to {len(text)} characters, more than {MAX_RENDERED}",
+                path=("messages",),
                 code="context_length_exceeded",
             )
         check_text(text, "messages")
@@ -138,49 +138,46 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         RequestError: names the first message at fault.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RequestError("'messages': must be a list with at least one message", param="messages")
-    return [_check_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+        raise RequestError("must be a list with at least one message", path=("messages",))
+    return [_check_message(message, ("messages", i)) for i, message in enumerate(messages)]
 
 
-def _check_message(message: Any, where: str) -> dict[str, Any]:
+def _check_message(message: Any, path: Path) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise RequestError(f"'{where}': must be an object with a role and a content", param=where)
+        raise RequestError("must be an object with a role and a content", path=path)
     role = message.get("role")
     if role not in ROLES:
-        raise RequestError(f"'{where}.role': must be one of {', '.join(ROLES)} (got {role!r})", param=f"{where}.role")
-    _check_string(message.get("name"), f"{where}.name")
-    check_texts({where: {key: value for key, value in message.items() if key != "content"}})
-    content = _text_of(message.get("content"), f"{where}.content")
+        raise RequestError(f"must be one of {', '.join(ROLES)} (got {role!r})", path=(*path, "role"))
+    _check_string(message.get("name"), (*path, "name"))
+    check_texts({key: value for key, value in message.items() if key != "content"}, *path)
+    content = _text_of(message.get("content"), (*path, "content"))
     if content is None and not (role == "assistant" and message.get("tool_calls")):
-        raise RequestError(
-            f"'{where}.content': only an assistant message with tool_calls may be without content",
-            param=f"{where}.content",
-        )
+        raise RequestError("only an assistant message with tool_calls may be without content", path=(*path, "content"))
     kept = {key: value for key, value in message.items() if value is not None}
     if "tool_calls" in kept:
-        kept["tool_calls"] = _tool_calls(kept["tool_calls"], f"{where}.tool_calls")
+        kept["tool_calls"] = _tool_calls(kept["tool_calls"], (*path, "tool_calls"))
     return {**kept, "content": content or ""}
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, path: Path) -> list[dict[str, Any]]:
     """The calls with arguments as objects: clients send them as JSON text, which templates would quote again."""
     if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise RequestError(f"'{where}': must be a list of calls (got {calls!r})", param=where)
+        raise RequestError(f"must be a list of calls (got {calls!r})", path=path)
     read = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(f"'{where}.{i}.function': must be an object with a name", param=f"{where}.{i}.function")
-        _check_string(call.get("id"), f"{where}.{i}.id")
+            raise RequestError("must be an object with a name", path=(*path, i, "function"))
+        _check_string(call.get("id"), (*path, i, "id"))
         if call.get("type") not in (None, "function"):
-            raise RequestError(f"'{where}.{i}.type': must be \"function\"", param=f"{where}.{i}.type")
+            raise RequestError('must be "function"', path=(*path, i, "type"))
         read.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
     return read
 
 
-def _check_string(value: Any, where: str) -> None:
+def _check_string(value: Any, path: Path) -> None:
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"'{where}': must be a string (got {value!r:.80})", param=where)
+        raise RequestError(f"must be a string (got {value!r:.80})", path=path)
 
 
 def _arguments(value: Any) -> Any:
@@ -194,23 +191,21 @@ def _arguments(value: Any) -> Any:
     return read if isinstance(read, dict) else value
 
 
-def _text_of(content: Any, where: str) -> str | None:
+def _text_of(content: Any, path: Path) -> str | None:
     if content is None:
         return None
     if isinstance(content, str):
-        check_text(content, where)
+        check_text(content, *path)
         return content
     if not isinstance(content, Sequence):
-        raise RequestError(f"'{where}': must be a string or a list of text parts (got {content!r})", param=where)
+        raise RequestError(f"must be a string or a list of text parts (got {content!r})", path=path)
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise RequestError(
-                f"'{where}.{i}': only text parts are supported (got type {kind!r})", param=f"{where}.{i}"
-            )
+            raise RequestError(f"only text parts are supported (got type {kind!r})", path=(*path, i))
         if not isinstance(part.get("text"), str):
-            raise RequestError(f"'{where}.{i}.text': must be a string", param=f"{where}.{i}.text")
-        check_text(part["text"], f"{where}.{i}.text")
+            raise RequestError("must be a string", path=(*path, i, "text"))
+        check_text(part["text"], *path, i, "text")
         texts.append(part["text"])
     return "".join(texts)

@@ -96,7 +96,7 @@ class GrammarCompiler:
             RequestError: an unknown type, a faulty or unsupported schema, one that no text fits, or one too large, too
                 deep or too slow to compile.
         """
-        check_texts({"response_format": response_format})
+        check_texts(response_format, "response_format")
         try:
             grammar = self._grammar_of(response_format)
         except RecursionError:
@@ -149,8 +149,8 @@ class GrammarCompiler:
             from llguidance import LLMatcher
         except ImportError:
             raise RequestError(
-                "'response_format': this server has no grammar library; install cb-backend[grammar]",
-                param="response_format",
+                "this server has no grammar library; install cb-backend[grammar]",
+                path=("response_format",),
                 code="unsupported",
             ) from None
         kind = response_format.get("type")
@@ -187,24 +187,24 @@ def _json_grammar(schema: Any) -> str:
 def _schema_of(response_format: Mapping[str, Any]) -> Any:
     outer = response_format.get("json_schema")
     if not isinstance(outer, Mapping):
-        raise _refuse("json_schema must be an object with a schema", "response_format.json_schema")
+        raise _refuse("json_schema must be an object with a schema", "json_schema")
     schema = outer.get("schema", {})
     if not isinstance(schema, (Mapping, bool)):
-        raise _refuse("schema must be a JSON schema", "response_format.json_schema.schema")
+        raise _refuse("schema must be a JSON schema", "json_schema", "schema")
     return schema
 
 
 def _text(response_format: Mapping[str, Any], field: str) -> str:
     value = response_format.get(field)
     if not isinstance(value, str) or not value:
-        raise _refuse(f"{field} must be a non-empty string", f"response_format.{field}")
+        raise _refuse(f"{field} must be a non-empty string", field)
     return value
 
 
 def _choices(response_format: Mapping[str, Any]) -> list[str]:
     values = response_format.get("choice")
     if not isinstance(values, list) or not values or not all(isinstance(v, str) and v for v in values):
-        raise _refuse("choice must be a list of non-empty strings", "response_format.choice")
+        raise _refuse("choice must be a list of non-empty strings", "choice")
     return [json.dumps(value) for value in values]
 
 
@@ -214,5 +214,5 @@ def _bounded(grammar: str) -> str:
     return grammar
 
 
-def _refuse(reason: str, param: str = "response_format") -> RequestError:
-    return RequestError(f"'{param}': {reason}", param=param)
+def _refuse(reason: str, *field: str) -> RequestError:
+    return RequestError(reason, path=("response_format", *field))

@@ -293,4 +293,4 @@ _KINDS = {str: "a string", bool: "a boolean", Mapping: "a JSON schema"}
 
 
 def _refuse(where: str, reason: str) -> RequestError:
-    return RequestError(f"'{where}': {reason}", param=where)
+    return RequestError(reason, path=where.split("."))
