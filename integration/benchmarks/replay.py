@@ -5,8 +5,8 @@
 A step is one time unit; the model says anything and ends each output at its length in the workload. The queue never
 runs dry: that is where admission decides. Curves start blind. Prints a Markdown table:
 
-    overflow    share of the admissions after which the pool would overflow if nobody else were admitted: the use that
-                the true lengths lead to, one token a step each, exceeds the pool at some later step
+    overflow    share of the admissions after which the pool would overflow if no other request were admitted: the use
+                that the true lengths lead to, one token a step each, exceeds the pool at some later step
     preempted   share of the admissions after which, before the next admission, memory did run short
     +-          95 % sampling error of `overflow`, from the means of 25 consecutive batches (admissions are dependent)
 """

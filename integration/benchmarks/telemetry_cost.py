@@ -97,7 +97,7 @@ def _alternate(engine: Engine, requests: list[dict[str, Any]], pairs: int, spans
     run(engine, requests)
     for number in range(pairs):
         for kind in ("on", "off") if number % 2 == 0 else ("off", "on"):
-            # Between two runs the engine is idle, and nobody looks at the list.
+            # Between two runs the engine is idle, and its thread does not read the list.
             engine.core.observers[:] = observers if kind == "on" else []
             spans.force_flush()  # what the run before left is not this one's
             figures = measure(engine, requests)[0]

@@ -32,7 +32,7 @@ ENTRYPOINT = "/home/bentoml/bento/env/docker/entrypoint.sh"
 USER = "1034:1034"
 START_SECONDS = 240.0
 # A module that Python imports at its start, where it is on the path: on SIGUSR1 the engine's thread meets an exception
-# that nobody catches.
+# without a handler.
 FAULT = """
 import ctypes, signal, threading
 def strike(*_):
@@ -114,7 +114,7 @@ class Table:
 
 
 def status(path: str) -> int:
-    """HTTP status of a GET; 0 where nobody answers."""
+    """HTTP status of a GET; 0 without an answer."""
     try:
         with urllib.request.urlopen(URL + path, timeout=3) as answer:
             return int(answer.status)
