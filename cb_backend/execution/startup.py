@@ -27,6 +27,7 @@ from ..kv.storage import KVStorage
 from ..kv.swap import CopyBlocks
 from ..models.layers.fused import fuse_model
 from ..models.loader import LoadedModel
+from ..models.packed_embeddings import pack_embeddings
 from ..models.support import attention_features
 from ..sampling.host import sample
 from .executor import Executor, Sampler
@@ -76,6 +77,7 @@ def prepare(
     library = cb_kernels.cpu.load() if backend.capabilities.fuses_layers else None
     if library is not None:
         fuse_model(loaded.model, library)
+        pack_embeddings(loaded.model, library)
     if kv_dtype(config, loaded.dtype) != loaded.dtype:
         backend = cast(NarrowingBackend, backend).with_scales(_measure_scales(config, loaded, backend))
     sizes = bucket_sizes(min(config.max_num_seqs, config.max_num_batched_tokens)) if config.cuda_graphs else ()

@@ -12,6 +12,10 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from .packed_embeddings import PackedHead
+
+_Product = Callable[[torch.Tensor], torch.Tensor]
+
 
 class Projection:
     """`hidden [rows, hidden_size]` -> logits `[rows, vocab_size]`, float32."""
@@ -21,13 +25,13 @@ class Projection:
         if head is None:
             raise ValueError(f"{type(model).__name__} has no output embedding, so it cannot generate")
         config = model.config.get_text_config()
-        self.weight = head.weight.detach()  # [vocab_size, hidden_size]
         self.bias = None if getattr(head, "bias", None) is None else head.bias.detach().float()
-        self.vocab_size = self.weight.shape[0]
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
-        self._multiply = _float32_product(self.weight)
+        packed = isinstance(head, PackedHead)
+        self.vocab_size: int = head.matrix.n if packed else head.weight.shape[0]
+        self._multiply: _Product = head.product if packed else _float32_product(head.weight.detach())
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._multiply(hidden)
@@ -40,7 +44,7 @@ class Projection:
         return logits
 
 
-def _float32_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _float32_product(weight: torch.Tensor) -> _Product:
     """`hidden -> hidden @ weight.T` with float32 results; without a float32 copy of `weight` where the device can."""
     if weight.dtype == torch.float32:
         return lambda hidden: torch.nn.functional.linear(hidden.float(), weight)

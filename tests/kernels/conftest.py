@@ -39,3 +39,9 @@ def bf16_library(
 ) -> Iterator[Library]:
     """Skips the instruction sets that this CPU lacks."""
     yield from switched(request.param, monkeypatch, native_kernels)
+
+
+@pytest.fixture
+def amx_library(monkeypatch: pytest.MonkeyPatch, native_kernels: Library) -> Iterator[Library]:
+    """Skips where this CPU has no tiles."""
+    yield from switched("amx", monkeypatch, native_kernels)

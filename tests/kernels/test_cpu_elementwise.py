@@ -87,11 +87,11 @@ def test_linear_gives_float32_of_bf16_exactly_summed(library: Library, rows: int
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=1e-6, atol=1e-4)
 
 
-def test_linear_of_one_row_is_that_row_of_many(bf16_library: Library) -> None:
+def test_linear_of_one_row_is_that_row_of_many(amx_library: Library) -> None:
     x, weight = randn(33, 64, dtype=torch.bfloat16), randn(160, 64, dtype=torch.bfloat16, seed=1)
-    together = bf16_library.linear_f32(x, weight)
+    together = amx_library.linear_f32(x, weight)
     for row in (0, 15, 16, 32):
-        assert torch.equal(bf16_library.linear_f32(x[row : row + 1], weight)[0], together[row])
+        assert torch.equal(amx_library.linear_f32(x[row : row + 1], weight)[0], together[row])
 
 
 def test_other_dtypes_and_shapes_are_refused(library: Library) -> None:

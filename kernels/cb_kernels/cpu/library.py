@@ -129,7 +129,7 @@ class Library:
     def multiplies_bf16(self, weight: torch.Tensor) -> bool:
         """Whether `linear_f32` takes this weight [n, depth] natively, without a float32 copy of it."""
         return (
-            self.isa in {"amx", "avx512_bf16"}
+            self.isa == "amx"
             and weight.dtype == torch.bfloat16
             and weight.stride(1) == 1
             and weight.shape[0] % 16 == 0
@@ -139,7 +139,7 @@ class Library:
     def linear_f32(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """float32 x @ weight^T of bf16 x [rows, depth] and weight [n, depth], never rounded to bf16 on the way.
 
-        Where the CPU has no bf16 dot products: torch, in float32.
+        Where the CPU has no tiles: torch, in float32, with a copy of the weight at every call; see `panels.py`.
         """
         if self.multiplies_bf16(weight) and x.dtype == weight.dtype and x.stride(1) == 1 and x.shape[0] > 0:
             out = torch.empty(x.shape[0], weight.shape[0])

@@ -19,6 +19,7 @@ from cb_kernels.cpu.memory import zeros
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
 _LINE_BYTES = 64
+_COMPARED_AT_ONCE = 1 << 20  # elements, so that copies for the comparison stay small
 
 
 class PackedMemory:
@@ -92,11 +93,13 @@ def narrowest(weight: torch.Tensor) -> torch.Tensor:
     if weight.dtype != torch.float32:
         return weight
     for dtype in (torch.bfloat16, torch.float16):
-        # A few values tell most matrices that do not fit; all of them are compared bit by bit, zeros' signs included.
-        if _fits(weight[:1], dtype) and _fits(weight, dtype):
+        if _fits(weight[:1], dtype) and _fits(weight, dtype):  # one row tells of most matrices that do not
             return weight.to(dtype)
     return weight
 
 
 def _fits(weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    return torch.equal(weight.to(dtype).float().view(torch.int32), weight.view(torch.int32))
+    rows = max(1, _COMPARED_AT_ONCE // max(1, weight.shape[1]))
+    return all(
+        torch.equal(part.to(dtype).float().view(torch.int32), part.view(torch.int32)) for part in weight.split(rows)
+    )

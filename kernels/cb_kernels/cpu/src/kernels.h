@@ -3,12 +3,14 @@
 //   #define CB_NAME "avx2"
 #include "attention.h"
 #include "elementwise.h"
-#include "linear.h"
 #include "panels.h"
 #include "product.h"
 
 namespace {
 
+#if !defined(CB_LINEAR)
+#define CB_LINEAR nullptr  // only tiles are faster than the float32 product
+#endif
 #if defined(__AVX512BF16__)
 using Bf16Dot = Pairs;
 #else

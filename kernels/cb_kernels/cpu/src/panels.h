@@ -96,18 +96,25 @@ constexpr int kPanelVectors = kPanel / kLanes;
 constexpr int kDepthBlock = 128;  // a block of a panel in float32 stays in the L1 cache
 constexpr int kAheadBytes = 1024;  // of each stream of weights, asked for before they are needed
 
+// What to ask memory for while a block is multiplied: `lines` cache lines from `from` on.
+struct Ahead {
+  const char* from;
+  int lines;
+};
+
 // sums[r][.] (pitch floats apart) += the block's terms for R rows and V vectors of outputs; `first`: there were none before.
-// ahead: ask memory for what follows, where the weights are read once.
-template <int R, int V, bool ahead, typename T>
+// streams: the weights come from memory, so what follows in each panel is asked for; else `ahead` is.
+template <int R, int V, bool streams, typename T>
 inline void add_block(const float* x, int64_t x_row, const T* weight, int64_t panel_size, int depth, float* sums,
-                      int64_t pitch, bool first) {
+                      int64_t pitch, bool first, Ahead ahead) {
   Lanes sum[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sum[r][v] = every_lane(0.f);
 #pragma GCC unroll 2
   for (int k = 0; k < depth; k++) {
     const T* row = weight + k * kPanel;
-    if (ahead)
+    if (!streams) __builtin_prefetch(ahead.from + 64 * least(k, ahead.lines), 0, 2);
+    if (streams)
       for (int v = 0; v < V; v += kPanelVectors)
         for (unsigned byte = 0; byte < kPanel * sizeof(T); byte += 64)
           __builtin_prefetch(reinterpret_cast<const char*>(row + v / kPanelVectors * panel_size) + byte + kAheadBytes);
@@ -152,7 +159,7 @@ void few_panels(const Multiply& m, int panel, int row) {
   const float* x = m.x + row * m.x_row;
   for (int k = 0; k < depth; k += kDepthBlock)
     add_block<R, V, true>(x + k, m.x_row, weight + int64_t(k) * kPanel, size, least(kDepthBlock, depth - k), sums[0],
-                          V * kLanes, k == 0);
+                          V * kLanes, k == 0, {});
   for (int i = 0; i < V / kPanelVectors; i++)
     for (int r = 0; r < R; r++) finish_panel(m, panel + i, row + r, sums[r] + i * kPanel);
 }
@@ -187,11 +194,12 @@ void few_rows_product(const Multiply& m, int begin, int end, int row, int rows) 
 #undef CB_ROWS
 }
 
-inline void add_rows(int rows, const float* x, int64_t x_row, const float* weight, int depth, float* sums, bool first) {
+inline void add_rows(int rows, const float* x, int64_t x_row, const float* weight, int depth, float* sums, bool first,
+                     Ahead ahead) {
 #define CB_ROWS(R)                                                                                              \
   case R:                                                                                                       \
     if constexpr (R <= kMostRows)                                                                               \
-      add_block<R, kPanelVectors, false>(x, x_row, weight, 0, depth, sums, kPanel, first);                      \
+      add_block<R, kPanelVectors, false>(x, x_row, weight, 0, depth, sums, kPanel, first, ahead);               \
     break
   switch (rows) {
     CB_ROWS(1);
@@ -212,7 +220,7 @@ inline void add_rows(int rows, const float* x, int64_t x_row, const float* weigh
 
 // Up to kSumRows rows of one panel: each block of weights is widened once and stays in the L1 cache while rows pass by;
 // meanwhile memory is asked for the next block.
-constexpr int kSumRows = 512;
+constexpr int kSumRows = 128;
 template <typename T>
 void many_rows_product(const Multiply& m, int panel, int row, int rows) {
   alignas(64) float sums[kSumRows * kPanel], wide[kDepthBlock * kPanel];
@@ -231,9 +239,9 @@ void many_rows_product(const Multiply& m, int panel, int row, int rows) {
       ready = wide;
     }
     for (int group = 0; group < groups; group++) {
-      for (int line = 0; line < share; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
-      add_rows(end - begin, m.x + (row + begin) * m.x_row + k, m.x_row, ready, count, sums + begin * kPanel, k == 0);
+      add_rows(end - begin, m.x + (row + begin) * m.x_row + k, m.x_row, ready, count, sums + begin * kPanel, k == 0,
+               {ahead + 64 * share * group, share});
     }
   }
   for (int r = 0; r < rows; r++) finish_panel(m, panel, row + r, sums + r * kPanel);
@@ -243,8 +251,9 @@ template <typename T>
 void multiply_as(const Multiply& m, int panel_begin, int panel_end, int row_begin, int row_end) {
   const int rows = row_end - row_begin;
   if (rows <= kMostRows) return few_rows_product<T>(m, panel_begin, panel_end, row_begin, rows);
-  for (int panel = panel_begin; panel < panel_end; panel++)
-    for (int row = row_begin; row < row_end; row += kSumRows)
+  // Rows outside: a row of the output is a page of its own where it is wide, and these are written panel after panel.
+  for (int row = row_begin; row < row_end; row += kSumRows)
+    for (int panel = panel_begin; panel < panel_end; panel++)
       many_rows_product<T>(m, panel, row, least(kSumRows, row_end - row));
 }
 
