@@ -19,6 +19,7 @@ from ..errors import RequestError, first_line
 from ..request import FinishReason, Request, StepPlan, StepResult, TokenDelta
 from ..scheduling.draft import Outcome
 from ..scheduling.scheduler import Scheduler
+from ..telemetry.observer import Observer
 
 logger = logging.getLogger("cb_backend")
 
@@ -33,22 +34,6 @@ class StepExecutor(Protocol):
     """execution/executor.py, or a scripted model in tests."""
 
     def launch(self, plan: StepPlan) -> InFlight: ...
-
-
-class Observer(Protocol):
-    """Somebody who watches the engine (metrics, traces, flight recorder). Called on the engine thread: be quick."""
-
-    def on_added(self, request: Request) -> None: ...
-
-    def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
-        """A step settled, or failed with `error`; `started` and `ended` are `time.monotonic()` seconds.
-
-        Where steps overlap, a step counts from the end of the one before it.
-
-        Comes before `on_finished` of the requests that ended in it.
-        """
-
-    def on_finished(self, request: Request, delta: TokenDelta) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

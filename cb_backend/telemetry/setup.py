@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from .. import _version
-from ..engine.core import Observer
 from ..request import Request, StepPlan, TokenDelta
 from .asgi_spans import drop_chunk_spans
 from .context import captures_content
 from .forecast import ForecastError
 from .logs import follow_bentoml, logs_prompts
 from .logs import logger as request_logger
+from .observer import Observer
 from .provider import FLUSH_SECONDS, flush
 from .recorder import Recorder
 from .reporter import Reporter
@@ -62,7 +62,7 @@ class Telemetry:
 
 
 def offline(parts: Parts) -> Telemetry:
-    """For an `Engine` in a program: the global tracer provider, log lines if somebody listens, no metrics."""
+    """For an `Engine` in a program: the global tracer provider, log lines if their logger is enabled, no metrics."""
     return _observe(parts, trace.get_tracer_provider(), None, log=request_logger.isEnabledFor(logging.INFO))
 
 
