@@ -150,7 +150,8 @@ def end_timers_with_their_requests(too_late: Callable[[Any, float], Any]) -> Non
 
     async def call(self: Any, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
         begun = expired = False
 
         async def sending(message: Any) -> None:

@@ -59,7 +59,7 @@ def _reference(model: Any) -> str | None:
     for attribute in ("tag", "model_id"):  # BentoModel or a stored model; HuggingFaceModel
         if (name := getattr(model, attribute, None)) is not None:
             return str(name)
-    return os.fspath(model)
+    return str(os.fspath(model))
 
 
 class Loading:

@@ -90,7 +90,7 @@ def broken_gates(report: Report) -> list[str]:
 def _two_buffers_fit(report: Report) -> bool:
     """False for f32 with head dim 256 on gfx942: K and V of two tiles of 16 keys would be all of its 64 KiB."""
     element_size = 4 if report.traits["dtype"] == "f32" else 2
-    return 2 * 2 * 16 * report.traits["padded_dim"] * element_size < TARGETS[report.target].shared_bytes
+    return 2 * 2 * 16 * int(report.traits["padded_dim"]) * element_size < TARGETS[report.target].shared_bytes
 
 
 def compile_all(variants: Sequence[Variant], jobs: int) -> Iterator[Report | RuntimeError]:

@@ -6,11 +6,17 @@ import importlib.util
 import re
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/how-to-add.md", "docs/glossary.md"]
@@ -49,6 +55,25 @@ def test_the_changelog_says_where_modules_went() -> None:
     folders = {name for _before, now in rows for name in re.findall(r"`(cb_backend\.\w+)\.", now)}
     assert len(folders) >= 7
     assert [name for name in folders if importlib.util.find_spec(name) is None] == []
+
+
+def contracts() -> list[dict[str, Any]]:
+    return list(tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"])
+
+
+def test_the_page_on_layout_has_the_layers_that_are_checked() -> None:
+    [layers] = [contract["layers"] for contract in contracts() if contract["type"] == "layers"]
+    rows = re.findall(r"^\| (`\w+[/.].*?) \|", text("docs/decisions/layout.md"), re.MULTILINE)
+    named = [re.findall(r"`(\w+)(?:/|\.py)`", row) for row in rows]
+    assert [name for row in named for name in row] == [
+        name for layer in layers for name in layer.split(" : ") if name != "_version"
+    ]
+
+
+def test_no_import_is_excepted_from_the_layers() -> None:
+    held = [contract for contract in contracts() if contract["type"] in ("layers", "acyclic_siblings")]
+    assert len(held) == 2
+    assert [contract["id"] for contract in held if "ignore_imports" in contract] == []
 
 
 def workflow() -> dict[str, Any]:

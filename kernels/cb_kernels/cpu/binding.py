@@ -161,7 +161,8 @@ class Native:
 
 def _by_reference(function: Any, result: type | None) -> Callable[[int, int], Any]:
     function.argtypes, function.restype = [c_void_p, c_int], result
-    return function
+    typed: Callable[[int, int], Any] = function
+    return typed
 
 
 def _load() -> tuple[Path, ctypes.CDLL]:

@@ -33,7 +33,7 @@ class PackedMemory:
         size = -(-count * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES
         if size > self._free.numel():
             self._free = zeros((max(size, _CHUNK_BYTES),), torch.uint8)
-        taken, self._free = self._free.split([size, self._free.numel() - size])
+        taken, self._free = self._free[:size], self._free[size:]
         return taken[: count * dtype.itemsize].view(dtype)
 
 

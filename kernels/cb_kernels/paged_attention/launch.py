@@ -133,7 +133,7 @@ def paged_attention(
 
 def padded_head_dim(head_dim: int) -> int:
     """The power of two that the tile's inner side has."""
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def workspace_size(max_decodes: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> int:

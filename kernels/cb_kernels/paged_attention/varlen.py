@@ -56,7 +56,8 @@ def varlen_attention(
     firsts[1:] = seq_lens.cumsum(0)
     longest = int(cu_seqlens.diff().max())
     # The last query row lines up with the last key: what is to its right is hidden, and all but `window` to its left.
-    return attend(
+    attended: Tensor = attend(
         q, gather(k_cache), gather(v_cache), cu_seqlens, firsts, longest, max(lengths),
         scale=scale, window_size=(window - 1 if window else -1, 0), enable_gqa=True,
     )  # fmt: skip
+    return attended

@@ -158,7 +158,7 @@ def reference_gumbel(seed: int, position: int, token_id: int) -> float:
 
 
 def _float32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", value))[0]
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _reference_mix(h: int) -> int:
