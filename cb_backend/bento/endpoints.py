@@ -1,7 +1,7 @@
-"""The fields, results and events of the service's own endpoints (`generate`, `chat`, `stream`).
+"""The fields, results and events of the service's own endpoints (`generate`, `chat`, `stream`) and of the runner.
 
-Fields are those of the OpenAI routes without what only these know. An event is one line of ASCII JSON, so that whoever
-cuts the bytes in transit cuts no character:
+Fields are those of the OpenAI routes without what only these know. An event is one line of ASCII JSON, so that a
+proxy that cuts the bytes in transit cuts no character:
 
     data: {"index": 0, "text": "Hello", "token_ids": [19556], "finish_reason": null}
     data: {"index": 0, "text": ".", "token_ids": [30], "finish_reason": "length", "stop_reason": null, "usage": {...}}
@@ -13,14 +13,16 @@ each choice was cut off.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any
 
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, create_model
 
+from ..client import OutputDelta
 from ..errors import RequestError
 from ..openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from ..openai.shapes import JSON, with_bounds
+from ..params import check_texts
 from ..request import Logprob, RequestOutput, Usage
 from .compat import IODescriptor
 
@@ -60,6 +62,29 @@ StreamInput = _input_of(
 )
 
 
+def parse(fields: Mapping[str, Any], model: str) -> CompletionRequest | ChatRequest:
+    """The request in `fields`: a chat if it has `messages`, else one prompt. None means absent.
+
+    Raises:
+        RequestError: names the first field at fault.
+    """
+    kept = {name: value for name, value in fields.items() if value is not None}
+    check_texts(kept)
+    if kept.get("echo"):
+        raise RequestError("not supported by this method", path=("echo",), code="unsupported_parameter")
+    if "messages" in kept:
+        if "prompt" in kept:
+            raise RequestError("'prompt' and 'messages' exclude each other", param="prompt")
+        chat: ChatRequest = ChatRequest.parse({"model": model, **kept})
+        return chat
+    if "prompt" not in kept:
+        raise RequestError("required", path=("prompt",))
+    completion: CompletionRequest = CompletionRequest.parse({"model": model, **kept})
+    if len(completion.prompts()) != 1:
+        raise RequestError("one prompt at a time here; see /v1/completions", path=("prompt",))
+    return completion
+
+
 def result(output: RequestOutput) -> dict[str, Any]:
     """One request's result; with several choices the first one's fields, and all of them in `choices`."""
     choices = output.choices or (output,)
@@ -74,19 +99,18 @@ def result(output: RequestOutput) -> dict[str, Any]:
     return body
 
 
-def event(output: RequestOutput) -> str:
-    """What is new in an output, as one event; empty if nothing is."""
-    delta = output.delta
-    if delta is None or not (delta.text or delta.token_ids or output.finished):
+def event(delta: OutputDelta) -> str:
+    """A delta as one event; empty if nothing is new in it."""
+    if not (delta.text or delta.token_ids or delta.finished):
         return ""
     body: dict[str, Any] = {
-        "index": output.index,
+        "index": delta.index,
         "text": delta.text,
         "token_ids": list(delta.token_ids),
-        "finish_reason": output.finish_reason,
+        "finish_reason": delta.finish_reason,
     }
-    if output.finished:
-        body |= {"stop_reason": output.stop_reason, "usage": usage(output.usage)}
+    if delta.finished:
+        body |= {"stop_reason": delta.stop_reason, "usage": usage(delta.usage)}
     return f"data: {json.dumps(body)}\n\n"
 
 

@@ -9,17 +9,13 @@ With an engine as its argument nothing of BentoML is imported: `uvicorn.run(cb_b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from starlette.applications import Starlette
 
+from ..client import EngineClient
 from ..openai import app
 
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
 
-
-def openai_app(engine: Engine | None = None, *, max_body_bytes: int = app.MAX_BODY_BYTES) -> Starlette:
+def openai_app(engine: EngineClient | None = None, *, max_body_bytes: int = app.MAX_BODY_BYTES) -> Starlette:
     """The application.
 
     Args:
@@ -34,11 +30,12 @@ def openai_app(engine: Engine | None = None, *, max_body_bytes: int = app.MAX_BO
     return app.openai_app_of(_engine_of_service, max_body_bytes)
 
 
-def _engine_of_service() -> Any:
+def _engine_of_service() -> EngineClient:
     """
     Raises:
         RequestError: 503, the model is not loaded (yet).
     """
     import bentoml
 
-    return bentoml.get_current_service().ready_engine()
+    engine: EngineClient = bentoml.get_current_service().ready_engine()
+    return engine

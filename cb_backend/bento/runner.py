@@ -14,28 +14,30 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bentoml
 from bentoml.exceptions import BentoMLException, InvalidArgument, RemoteException
 
+from ..client import EngineClient
 from ..config import EngineConfig
 from ..errors import RequestError
-from ..openai.errors import GenerationFailed, check_outcome
-from ..openai.protocol import CompletionRequest
-from ..params import check_texts
+from ..openai.errors import GenerationFailed
+from ..openai.generation import Deltas, opened
 from ..request import RequestOutput
-from ..telemetry.context import request_context
-from ..telemetry.semconv import TEXT_COMPLETION
+from ..text.output import OutputCollector
 from .compat import LocalRunnerRef, RemoteRunnerClient, tracer_provider
 from .devices import VisibleDevices
-from .endpoints import result
+from .endpoints import parse, result
 from .front import leave_front, watch_front
 from .loading import Loading, configured
 from .preflight import before_serving
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 # A stream between BentoML's processes has no status: the only piece of a refused one begins like this.
 _REFUSED = "\0refused: "
@@ -76,7 +78,7 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
     SUPPORTS_CPU_MULTI_THREADING = True
 
     def __init__(self, config: dict[str, Any]) -> None:
-        def make() -> Any:
+        def make() -> Engine:
             from ..engine.engine import Engine
             from ..telemetry import follow_bentoml, service
 
@@ -111,54 +113,46 @@ class ContinuousBatchingRunnable(bentoml.legacy.Runnable):
     @bentoml.legacy.Runnable.method(batchable=False)
     async def stream(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[str, None]:
         """The completion's text as it comes. A failure breaks the stream; leaving it ends the request."""
-        async with aclosing(self._open(prompt, fields, stream=True)) as outputs:
-            try:
-                if fields.get("n") not in (None, 1):
-                    raise InvalidArgument("'n': a stream of text has one choice")
-                async for output in outputs:
-                    _check(output)
-                    if output.delta is not None and output.delta.text:
-                        yield output.delta.text
-            except InvalidArgument as error:
-                yield f"{_REFUSED}{error}"
+        try:
+            if fields.get("n") not in (None, 1):
+                raise InvalidArgument("'n': a stream of text has one choice")
+            async with self._opened(prompt, fields, stream=True) as deltas:
+                async for _choice, delta in deltas:
+                    if delta.text:
+                        yield delta.text
+        except InvalidArgument as error:
+            yield f"{_REFUSED}{error}"
 
     async def _whole(self, prompt: str | list[int], fields: dict[str, Any]) -> RequestOutput:
-        last: dict[int, RequestOutput] = {}
-        async with aclosing(self._open(prompt, fields)) as outputs:
-            async for output in outputs:
-                _check(output)
-                last[output.index] = output
-        choices = tuple(last[index] for index in sorted(last))
-        return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
+        outputs = OutputCollector()
+        async with self._opened(prompt, fields) as deltas:
+            async for choice, delta in deltas:
+                outputs.add(choice, delta)
+        return outputs.result()
 
-    async def _open(
+    @asynccontextmanager
+    async def _opened(
         self, prompt: str | list[int], fields: dict[str, Any], *, stream: bool = False
-    ) -> AsyncGenerator[RequestOutput, None]:
-        context = request_context(TEXT_COMPLETION, stream=stream)
+    ) -> AsyncIterator[Deltas]:
+        """
+        Raises:
+            InvalidArgument: a field is wrong.
+            BentoMLException: the request cannot be served, or ended without a result.
+        """
         if not self.loading.is_ready:
             await asyncio.to_thread(self.loading.wait)
         try:
-            engine = self.loading.ready_engine()
-            check_texts({"prompt": prompt, **fields})
-            if fields.get("echo"):
-                raise RequestError("not supported by this method", path=("echo",), code="unsupported_parameter")
-            call = CompletionRequest.parse({"model": engine.model_name, "prompt": prompt, **fields})
-            opened = engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
-            async with aclosing(opened) as outputs:
-                async for output in outputs:
-                    yield output
+            engine: EngineClient = self.loading.ready_engine()
+            call = parse({"prompt": prompt, **fields}, engine.model_name)
+            async with opened(engine, call, stream=stream) as (_generation, deltas):
+                yield deltas
+        except GenerationFailed as error:
+            raise BentoMLException(str(error)) from None
         except RequestError as error:
             self.loading.count_refusal(error)
             if error.status == 400:
                 raise InvalidArgument(str(error)) from None
             raise BentoMLException(str(error)) from None
-
-
-def _check(output: RequestOutput) -> None:
-    try:
-        check_outcome(output)
-    except GenerationFailed as error:
-        raise BentoMLException(str(error)) from None
 
 
 def _from_transformers(fields: dict[str, Any]) -> dict[str, Any]:

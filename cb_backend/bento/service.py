@@ -17,7 +17,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import bentoml
 from bentoml.exceptions import BentoMLException
 
+from ..client import EngineClient
 from ..errors import RequestError
 from ..models.source import resolve_model
 from ..openai.connection import Receive, while_connected
-from ..openai.errors import ClientLeft, GenerationFailed, check_outcome, error_of
-from ..openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from ..params import check_texts
+from ..openai.errors import ClientLeft, GenerationFailed, error_of
+from ..openai.generation import Deltas, opened
+from ..openai.rendering import Generation
 from ..request import RequestOutput
-from ..telemetry.context import request_context
-from ..telemetry.semconv import CHAT, TEXT_COMPLETION
+from ..text.output import OutputCollector
 from . import endpoints
 from .compat import end_timers_with_their_requests, tracer_provider
 from .dependency import STREAMS, repair_proxies
@@ -129,30 +129,27 @@ class ContinuousBatching:
     ) -> AsyncGenerator[str, None]:
         """Completes a prompt or answers a chat, as server-sent events (endpoints.py)."""
         await self._wait_without_probes(ctx)
+        begun = False
         try:
-            outputs = await self._open({**fields, "prompt": prompt, "messages": messages}, stream=True)
-        except RequestError as error:
-            raise self._refused(error, ctx) from None
-        async with aclosing(outputs):
-            try:
+            async with self._opened({**fields, "prompt": prompt, "messages": messages}, stream=True) as (_, deltas):
                 # BentoML watches the connection only after the first event.
-                output = await while_connected(_receive_of(ctx), anext(outputs))
-                check_outcome(output)
-            except ClientLeft:
-                return
-            except (RequestError, GenerationFailed) as error:
-                raise self._refused(error, ctx) from None
-            yield endpoints.event(output)
-            try:
-                async for output in outputs:
-                    check_outcome(output)
-                    if event := endpoints.event(output):
+                _choice, delta = await while_connected(_receive_of(ctx), anext(deltas))
+                begun = True
+                yield endpoints.event(delta)
+                async for _choice, delta in deltas:
+                    if event := endpoints.event(delta):
                         yield event
-            except Exception as error:
-                # BentoML would end the stream as if nothing had happened.
-                if not isinstance(error, GenerationFailed):
-                    logger.exception("a stream failed")
-                yield endpoints.error_event(error_of(error)[1])
+        except ClientLeft:
+            return
+        except Exception as error:
+            if not begun:
+                if isinstance(error, (RequestError, GenerationFailed)):
+                    raise self._refused(error, ctx) from None
+                raise
+            # BentoML would end the stream as if nothing had happened.
+            if not isinstance(error, GenerationFailed):
+                logger.exception("a stream failed")
+            yield endpoints.error_event(error_of(error)[1])
 
     @bentoml.api
     async def stats(self) -> dict[str, float]:
@@ -165,13 +162,11 @@ class ContinuousBatching:
         await self._wait_without_probes(ctx)
 
         async def collect() -> RequestOutput:
-            last: dict[int, RequestOutput] = {}
-            async with aclosing(await self._open(fields, stream=False)) as outputs:
-                async for output in outputs:
-                    check_outcome(output)
-                    last[output.index] = output
-            choices = tuple(last[index] for index in sorted(last))
-            return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
+            outputs = OutputCollector()
+            async with self._opened(fields, stream=False) as (_, deltas):
+                async for choice, delta in deltas:
+                    outputs.add(choice, delta)
+            return outputs.result()
 
         try:
             return endpoints.result(await while_connected(_receive_of(ctx), collect()))
@@ -185,33 +180,15 @@ class ContinuousBatching:
         if ctx is None and not self.__is_ready__():
             await asyncio.to_thread(self._start().wait)
 
-    async def _open(self, fields: dict[str, Any], *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
+    def _opened(
+        self, fields: Mapping[str, Any], *, stream: bool
+    ) -> AbstractAsyncContextManager[tuple[Generation, Deltas]]:
         """
         Raises:
             RequestError: the fields are wrong or the engine is not ready.
         """
-        engine = self.ready_engine()
-        kept = {name: value for name, value in fields.items() if value is not None}
-        check_texts(kept)
-        call: GenerationRequest
-        if "messages" in kept:
-            if "prompt" in kept:
-                raise RequestError("'prompt' and 'messages' exclude each other", param="prompt")
-            chat = call = ChatRequest.parse({"model": engine.model_name, **kept})
-            if engine.chat is None:
-                raise RequestError("this model has no tokenizer", path=("messages",))
-            context = request_context(CHAT, stream=stream, messages=chat.messages)
-            prompt = await asyncio.to_thread(engine.chat.render, chat.messages, **chat.template_options())
-        else:
-            if "prompt" not in kept:
-                raise RequestError("required", path=("prompt",))
-            completion = call = CompletionRequest.parse({"model": engine.model_name, **kept})
-            context = request_context(TEXT_COMPLETION, stream=stream)
-            prompts = completion.prompts()
-            if len(prompts) != 1:
-                raise RequestError("one prompt at a time here; see /v1/completions", path=("prompt",))
-            prompt = prompts[0]
-        return engine.stream(prompt, call.sampling(), trace_context=context, **call.engine_options())
+        engine: EngineClient = self.ready_engine()
+        return opened(engine, endpoints.parse(fields, engine.model_name), stream=stream)
 
     def _refused(self, error: RequestError | GenerationFailed, ctx: Any) -> BentoMLException:
         """As BentoML reports it: the status, and below 500 the message."""

@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import queue
 import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
+from ..client import GenerationOptions, OutputDelta, Prompt, QueueSlot
 from ..config import EngineConfig
 from ..errors import RequestError
 from ..params import SamplingParams, check_text
 from ..request import Constraint, FinishReason, Request, RequestOutput, Sink, Timings, TokenDelta
 from ..sampling.seeds import seed_of_choice
 from ..telemetry import Telemetry, offline, own_caller, phase
+from ..text.output import OutputCollector
 from .build import Parts, build
 from .core import Add, End, EngineCore
 from .delivery import Inbox, Mailboxes
+from .limits import check_options
 from .queue_limit import Entrance, Place
 from .reader import Reader
-
-Prompt = str | Sequence[int]
 
 # A prompt of more characters than this is tokenized off the event loop.
 _TOKENIZE_INLINE = 20_000
@@ -161,26 +162,38 @@ class Engine:
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
         if len(each) != len(batch):
             raise ValueError(f"{len(batch)} prompts but {len(each)} sampling parameters")
+        request_id = options.pop("request_id", None)
+        continues_prompt = options.pop("continues_prompt", False)
+        served = GenerationOptions(**options)
         deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
         readers: dict[str, Reader] = {}
-        order: list[str] = []
+        outputs: dict[str, OutputCollector] = {}
         try:
             for prompt, one in zip(batch, each, strict=True):
                 with self._counting_refusals():
-                    reader = self._open(self._encode(prompt), one, deltas.put, **options)
+                    reader = self.submit(
+                        self._encode(prompt),
+                        one,
+                        deltas.put,
+                        served,
+                        request_id=request_id,
+                        continues_prompt=continues_prompt,
+                    )
                 readers[reader.request_id] = reader
-                order.append(reader.request_id)
-            unfinished = set(order)
+                outputs[reader.request_id] = OutputCollector()
+            unfinished = set(readers)
             while unfinished:
                 delta = deltas.get()
                 reader = readers[delta.request_id]
-                reader.feed(delta)
+                output = reader.feed(delta)
+                if output is not None:
+                    outputs[delta.request_id].add(output.index, output)
                 if reader.done:
                     unfinished.discard(delta.request_id)
         finally:
             for reader in readers.values():
                 reader.close()
-        return [readers[request_id].result() for request_id in order]
+        return [collector.result() for collector in outputs.values()]
 
     async def stream(
         self,
@@ -194,46 +207,57 @@ class Engine:
         salt: str | None = None,
         trace_context: Any = None,
         continues_prompt: bool = False,
-        place: Place | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields outputs as their tokens come; the last one of each choice has a `finish_reason`.
+        """Yields cumulative outputs as their tokens come; the last one of each choice has a `finish_reason`.
 
         Closing the generator (or cancelling the task that reads it) ends the request in the engine.
 
         Args:
-            priority: lower is served first.
-            timeout: seconds from now, queueing included; then the output ends with reason `timeout`.
-            request_class: groups requests with similar output lengths for the memory forecast.
-            salt: requests with different salts never share cached K/V.
+            priority, timeout, request_class, salt, trace_context: see `GenerationOptions`.
             continues_prompt: the text goes on the prompt's, as it must where the two are shown together; else it is
                 what decoding its ids alone gives, which for some tokenizers lacks the first word's space.
-            place: from `enter`, if the caller has work of its own to do for this request first.
 
         Raises:
             RequestError: before the first output, if the request cannot be served.
         """
+        options = GenerationOptions(priority, timeout, request_class, salt, trace_context=trace_context)
+        outputs = OutputCollector()
+        deltas = self.open(
+            prompt, params or SamplingParams(), options, request_id=request_id, continues_prompt=continues_prompt
+        )
+        async with aclosing(deltas):
+            async for delta in deltas:
+                outputs.add(delta.index, delta)
+                yield outputs.output(delta.index)
+
+    async def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: GenerationOptions = GenerationOptions(),  # noqa: B008 (it is frozen)
+        *,
+        request_id: str | None = None,
+        continues_prompt: bool = False,
+        slot: QueueSlot | None = None,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """`stream` in deltas, for front ends: see `EngineClient.open`."""
         arrival = time.monotonic()
-        params = params or SamplingParams()
-        trace_context = own_caller(trace_context)
+        options = replace(options, trace_context=own_caller(options.trace_context))
         deltas, mailbox = Inbox(), self._mailboxes.here()
         # First of all: what is refused costs no more than this.
-        with self._counting_refusals(), place or self.enter():
-            token_ids = await self._encode_on_loop(prompt, trace_context)
+        with self._counting_refusals(), slot or self.enter():
+            token_ids = await self._encode_on_loop(prompt, options.trace_context)
             constraint = None
             if params.response_format is not None:
-                with phase(trace_context, "compile grammar"):
+                with phase(options.trace_context, "compile grammar"):
                     constraint = await asyncio.to_thread(self.parts.compile_constraint, params)
-            reader = self._open(
+            reader = self.submit(
                 token_ids,
                 params,
                 lambda delta: mailbox.post(deltas, delta),
+                options,
                 arrival=arrival,
                 request_id=request_id,
-                priority=priority,
-                timeout=timeout,
-                request_class=request_class,
-                salt=salt,
-                trace_context=trace_context,
                 constraint=constraint,
                 continues_prompt=continues_prompt,
             )
@@ -284,23 +308,19 @@ class Engine:
                 return await asyncio.to_thread(self._encode, prompt)
             return self._encode(prompt)
 
-    def _open(
+    def submit(
         self,
         token_ids: list[int],
         params: SamplingParams,
         sink: Sink,
+        options: GenerationOptions = GenerationOptions(),  # noqa: B008 (it is frozen)
         *,
         arrival: float | None = None,
         request_id: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
-        request_class: str | None = None,
-        salt: str | None = None,
-        trace_context: Any = None,
         constraint: Constraint | None = None,
         continues_prompt: bool = False,
     ) -> Reader:
-        """Checks a request and sends it to the engine thread.
+        """Checks a request and sends it to the engine thread, which gives its deltas to `sink`.
 
         Raises:
             RequestError: it cannot be served; nothing was changed.
@@ -309,19 +329,15 @@ class Engine:
         arrival = now if arrival is None else arrival
         max_tokens = parts.limits.check_prompt(token_ids, params)
         parts.limits.check_params(params)
-        deadline = None if timeout is None else arrival + _seconds(timeout)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"must be an integer, lower is served first (got {priority!r})", path=("priority",))
+        check_options(options, request_id)
+        deadline = None if options.timeout is None else arrival + options.timeout
         if not parts.core.is_alive:
             raise RequestError("the engine has stopped", status=503, code="engine_stopped", retry_after=5.0)
-        request_class = parts.check_class(request_class)
-        for name, text in (("request_id", request_id), ("salt", salt)):
-            if text is not None:
-                check_text(text, name)
+        request_class = parts.check_class(options.request_class)
         parts.check_deadline(deadline, now, len(token_ids), max_tokens, request_class)
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
-        trace_context = trace_context or own_caller(None)
+        trace_context = options.trace_context or own_caller(None)
         if constraint is None and params.response_format is not None:
             with phase(trace_context, "compile grammar"):
                 constraint = parts.compile_constraint(params)
@@ -338,11 +354,11 @@ class Engine:
                 Timings(arrival, now),
                 sink,
                 index=index,
-                priority=priority,
+                priority=options.priority,
                 order=order,
                 deadline=deadline,
                 request_class=request_class,
-                salt=salt or "",
+                salt=options.salt or "",
                 bad_word_ids=parts.bad_word_ids(params),
                 constraint=constraint if index == 0 or constraint is None else constraint.fork(),
                 trace_context=trace_context,
@@ -381,9 +397,3 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _seconds(timeout: Any) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise RequestError(f"must be a positive number of seconds (got {timeout!r})", path=("timeout",))
-    return float(timeout)

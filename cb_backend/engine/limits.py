@@ -5,12 +5,14 @@ Errors name the field, the allowed range and the value. A request that passes ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..client import GenerationOptions
 from ..errors import RequestError
-from ..params import SamplingParams
+from ..params import SamplingParams, check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,21 @@ class Limits:
     @staticmethod
     def _too_long(message: str, param: str) -> RequestError:
         return RequestError(message, path=(param,), code="context_length_exceeded")
+
+
+def check_options(options: GenerationOptions, request_id: str | None) -> None:
+    """Checks what may come from code instead of a parsed request.
+
+    Raises:
+        RequestError: `priority` is no integer, `timeout` no positive number of seconds, or an id no text.
+    """
+    priority, timeout = options.priority, options.timeout
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"must be an integer, lower is served first (got {priority!r})", path=("priority",))
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf
+    ):
+        raise RequestError(f"must be a positive number of seconds (got {timeout!r})", path=("timeout",))
+    for name, text in (("request_id", request_id), ("salt", options.salt)):
+        if text is not None:
+            check_text(text, name)

@@ -1,6 +1,6 @@
-"""The reader's side of a request: deltas from the engine thread become outputs, and leaving becomes an end.
+"""The reader's side of a request: deltas of tokens become deltas of text, and leaving becomes an abort.
 
-Runs on the caller's thread or event loop; knows the engine thread only as somebody to send messages to.
+Runs on the caller's thread or event loop; knows the engine thread only by the messages it takes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..request import FinishReason, Request, RequestOutput, TokenDelta
+from ..client import OutputDelta
+from ..request import FinishReason, Request, TokenDelta
 from ..text.output import OutputBuilder
 from .core import End, EngineCore
 
@@ -34,7 +35,6 @@ class Reader:
         self._builders = [
             OutputBuilder(tokenizer, c.params, c.request_id, prompt_ids, c.index, continues_prompt) for c in choices
         ]
-        self._last: list[RequestOutput | None] = [None] * len(choices)
         self._unfinished = len(choices)
         self._closed = False
 
@@ -42,13 +42,12 @@ class Reader:
     def done(self) -> bool:
         return self._unfinished == 0
 
-    def feed(self, delta: TokenDelta) -> RequestOutput | None:
+    def feed(self, delta: TokenDelta) -> OutputDelta | None:
+        """What a client sees of this delta; None if it says nothing, or comes after the choice's end."""
         builder = self._builders[delta.index]
         if builder.finished:
             return None  # what the engine did before it heard of the stop string
         output = builder.feed(delta)
-        if output is not None:
-            self._last[delta.index] = output
         if builder.finished:
             self._unfinished -= 1
             if builder.stopped_by_text:
@@ -56,12 +55,6 @@ class Reader:
             if self._unfinished == 0:
                 self.release()
         return output
-
-    def result(self) -> RequestOutput:
-        outputs = tuple(output for output in self._last if output is not None)
-        if len(outputs) == 1:
-            return outputs[0]
-        return outputs[0].with_choices(outputs)
 
     def close(self) -> None:
         """Ends what is unfinished in the engine."""

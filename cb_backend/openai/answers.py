@@ -1,4 +1,4 @@
-"""Engine outputs to OpenAI's response bodies and stream events, for completions and for chat.
+"""What an engine generates to OpenAI's response bodies and stream events, for completions and for chat.
 
 An event is `data: `, one line of JSON, and an empty line. What is equal in all events of a stream is encoded once.
 Choices are numbered prompt by prompt: choice `p * n + i` is the i-th of prompt p.
@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from ..client import OutputDelta
 from ..params import SamplingParams
-from ..request import Logprob, RequestOutput
+from ..request import Logprob, RequestOutput, Usage
 from ..text.detokenizer import decoder_of, text_before
 from .logprobs import CompletionLogprobs, TokenTexts, chat_logprobs
 
@@ -39,15 +40,15 @@ class Answer(ABC):
         self._skip_special_tokens = params.skip_special_tokens
         self._tokens = tokens if params.logprobs is not None else None
         self._with_usage = with_usage
-        self._last: dict[int, RequestOutput] = {}
+        self._usage: dict[int, Usage] = {}  # of the choices that began, newest counts
         self._open = b"data: " + orjson.dumps(self._chunk_head)[:-1] + b',"choices":[{"index":'
         self._close = b"}]" + (b',"usage":null' if with_usage else b"") + b"}\n\n"
 
-    def events(self, choice: int, output: RequestOutput) -> bytes:
-        """The events that `output` adds to the stream; may be empty."""
-        first = choice not in self._last
-        self._last[choice] = output
-        return self._events(choice, output, first)
+    def events(self, choice: int, delta: OutputDelta) -> bytes:
+        """The events that `delta` adds to the stream; may be empty."""
+        first = choice not in self._usage
+        self._usage[choice] = delta.usage
+        return self._events(choice, delta, first)
 
     def last_events(self) -> bytes:
         if not self._with_usage:
@@ -59,16 +60,16 @@ class Answer(ABC):
         return event(body)
 
     def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
-        """The whole answer, from the last output of each choice."""
-        self._last = dict(outputs)
+        """The whole answer, from the whole output of each choice."""
+        self._usage = {choice: output.usage for choice, output in outputs.items()}
         choices = [self._choice(choice, outputs[choice]) for choice in sorted(outputs)]
         return orjson.dumps({**self._whole_head, "choices": choices, "usage": self.usage()})
 
     def usage(self) -> dict[str, Any]:
         # The choices of one prompt share it: it counts once.
-        prompts = [output.usage for choice, output in self._last.items() if choice % self._n == 0]
+        prompts = [usage for choice, usage in self._usage.items() if choice % self._n == 0]
         prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
-        completion_tokens = sum(output.usage.completion_tokens for output in self._last.values())
+        completion_tokens = sum(usage.completion_tokens for usage in self._usage.values())
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -77,17 +78,17 @@ class Answer(ABC):
         }
 
     @abstractmethod
-    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
-        """The events of one output; `first`: the choice's first one."""
+    def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
+        """The events of one delta; `first`: the choice's first one."""
 
     @abstractmethod
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
         """The choice in a whole answer."""
 
-    def _event(self, choice: int, content: bytes, logprobs: bytes, output: RequestOutput) -> bytes:
-        ending = b"null" if output.finish_reason is None else orjson.dumps(finish_reason(output))
-        if output.stop_reason is not None:
-            ending += b',"stop_reason":' + orjson.dumps(output.stop_reason)
+    def _event(self, choice: int, content: bytes, logprobs: bytes, delta: OutputDelta) -> bytes:
+        ending = b"null" if delta.finish_reason is None else orjson.dumps(finish_reason(delta))
+        if delta.stop_reason is not None:
+            ending += b',"stop_reason":' + orjson.dumps(delta.stop_reason)
         parts = (
             self._open,
             b"%d," % choice,
@@ -105,15 +106,13 @@ class ChatAnswer(Answer):
     OBJECT = "chat.completion"
     CHUNK = "chat.completion.chunk"
 
-    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
-        delta = output.delta
-        text = "" if delta is None else delta.text
-        news = delta.logprobs if self._tokens is not None and delta is not None else None
+    def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
+        text, news = delta.text, delta.logprobs if self._tokens is not None else None
         role = self._role(choice) if first else b""
-        if not text and not news and output.finish_reason is None:
+        if not text and not news and delta.finish_reason is None:
             return role
         content = b'"delta":{"content":' + orjson.dumps(text) + b"}" if text or news else b'"delta":{}'
-        return role + self._event(choice, content, self._logprobs(news), output)
+        return role + self._event(choice, content, self._logprobs(news), delta)
 
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
         logprobs = None
@@ -158,20 +157,18 @@ class CompletionAnswer(Answer):
         self._shapes: dict[int, CompletionLogprobs] = {}
         self._prompt_logprobs: dict[int, Sequence[Logprob | None]] = {}
 
-    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
-        delta = output.delta
-        text = "" if delta is None else delta.text
-        values: Sequence[Logprob | None] = () if delta is None else (delta.logprobs or ())
-        ids = delta.token_ids[: len(values)] if delta is not None else ()
+    def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
+        text, values = delta.text, delta.logprobs or ()
+        ids = delta.token_ids[: len(values)]
         echoed = first and self._echo is not None
         logprobs = b"null"
         if self._tokens is not None and (values or echoed):
-            logprobs = orjson.dumps(self._logprobs(self._tokens, choice, output, echoed, ids, values))
+            logprobs = orjson.dumps(self._logprobs(self._tokens, choice, delta, echoed, ids, values))
         if echoed:
             text = self._prompt_text(choice) + text
-        elif not text and logprobs == b"null" and output.finish_reason is None:
+        elif not text and logprobs == b"null" and delta.finish_reason is None:
             return b""
-        return self._event(choice, b'"text":' + orjson.dumps(text), logprobs, output)
+        return self._event(choice, b'"text":' + orjson.dumps(text), logprobs, delta)
 
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
         echoed = self._echo is not None
@@ -191,7 +188,7 @@ class CompletionAnswer(Answer):
         self,
         tokens: TokenTexts,
         choice: int,
-        output: RequestOutput,
+        output: RequestOutput | OutputDelta,
         echoed: bool,
         ids: Sequence[int],
         values: Sequence[Logprob | None],
@@ -215,6 +212,6 @@ class CompletionAnswer(Answer):
         return "" if self._tokenizer is None else text_before(decoder_of(self._tokenizer, False)(list(prompt)))
 
 
-def finish_reason(output: RequestOutput) -> str | None:
+def finish_reason(output: RequestOutput | OutputDelta) -> str | None:
     """OpenAI's word: a request that its own timeout cut short is as incomplete as one that its length did."""
     return "length" if output.finish_reason == "timeout" else output.finish_reason

@@ -15,8 +15,8 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
-from contextlib import nullcontext, suppress
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,19 +27,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
+from ..client import EngineClient
 from ..errors import RequestError
 from ..params import SamplingParams
-from ..telemetry import phase, request_context
-from ..telemetry.semconv import CHAT, TEXT_COMPLETION
-from ..text.tools import call_format
-from .answers import ChatAnswer, CompletionAnswer
-from .connection import read_json, while_connected
+from ..text.output import OutputCollector
+from .answers import Answer, ChatAnswer, CompletionAnswer
+from .connection import Receive, read_json, while_connected
 from .description import openai_description
 from .errors import ClientLeft, GenerationFailed, error_response
-from .generation import Job, answer
+from .generation import opened
 from .logprobs import TokenTexts
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
-from .rendering import render_chat
+from .rendering import Generation
 from .responses import ResponsesAnswer, ResponsesRequest
 from .stream import Reply
 from .tokens import TokenRoutes
@@ -54,11 +53,12 @@ _NOT_SERVED = ("/embeddings", "/moderations", "/images/generations", "/audio/spe
 
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
-FindEngine = Callable[[], Any]
+FindEngine = Callable[[], EngineClient]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 R = TypeVar("R", bound=GenerationRequest)
 
 
-def openai_app(engine: Any, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
+def openai_app(engine: EngineClient, *, max_body_bytes: int = MAX_BODY_BYTES) -> Starlette:
     """The application of one engine.
 
     Args:
@@ -91,7 +91,7 @@ def openai_app_of(find: FindEngine, max_body_bytes: int = MAX_BODY_BYTES) -> Sta
     return app
 
 
-def _ready(find: FindEngine) -> Any:
+def _ready(find: FindEngine) -> EngineClient:
     engine = find()
     if not engine.is_ready:
         raise RequestError("the engine is not running", status=503, code="not_ready", retry_after=5.0)
@@ -117,7 +117,7 @@ class _Models:
             return error_response(error, {})
 
 
-def _model_card(engine: Any) -> dict[str, Any]:
+def _model_card(engine: EngineClient) -> dict[str, Any]:
     return {
         "id": engine.model_name,
         "object": "model",
@@ -127,7 +127,7 @@ def _model_card(engine: Any) -> dict[str, Any]:
     }
 
 
-def _check_model(engine: Any, model: str) -> None:
+def _check_model(engine: EngineClient, model: str) -> None:
     if model != engine.model_name:
         raise RequestError(
             f"{model[:200]!r} is not served here; '{engine.model_name}' is",
@@ -146,9 +146,9 @@ class _GenerationRoute(ABC, Generic[R]):
     def __init__(self, find: FindEngine, max_body_bytes: int) -> None:
         self._find = find
         self._max_body_bytes = max_body_bytes
-        self._texts: WeakKeyDictionary[Any, TokenTexts] = WeakKeyDictionary()
+        self._texts: WeakKeyDictionary[EngineClient, TokenTexts] = WeakKeyDictionary()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         wanted = request.headers.get("x-request-id", "")
         request_id = wanted if _SAFE_ID.fullmatch(wanted) else uuid.uuid4().hex
@@ -160,10 +160,9 @@ class _GenerationRoute(ABC, Generic[R]):
             _check_model(engine, call.model)
             if call.request_class is None and "x-request-class" in request.headers:
                 call = call.model_copy(update={"request_class": request.headers["x-request-class"]})
-            with engine.enter() as place:  # before anything is rendered for it
-                # A client may use its id twice at once; the engine's must be its own.
-                job = await self._prepare(engine, call, f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}")
-                await while_connected(receive, answer(engine, job, reply, place))
+            # A client may use its id twice at once; the engine's must be its own.
+            ident = f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}"
+            await while_connected(receive, self._answer(engine, call, ident, reply))
         except Exception as error:
             if isinstance(error, RequestError):
                 self._count(error)
@@ -171,16 +170,31 @@ class _GenerationRoute(ABC, Generic[R]):
                 logger.exception("request %s failed", request_id)
             await reply.fail(error)
 
+    async def _answer(self, engine: EngineClient, call: R, ident: str, reply: Reply) -> None:
+        stream = bool(call.stream)
+        async with opened(engine, call, ident, stream=stream) as (generation, deltas):
+            answer = self._shape(engine, call, generation, ident)
+            if not stream:
+                outputs = OutputCollector()
+                async for choice, delta in deltas:
+                    outputs.add(choice, delta)
+                await reply.whole(answer.body(outputs.outputs()))
+                return
+            reply.error_event = answer.error_event
+            async for choice, delta in deltas:
+                await reply.event(answer.events(choice, delta))
+            await reply.end(answer.last_events())
+
     def _count(self, error: RequestError) -> None:
         """What is refused here never reaches the engine, which counts its own refusals."""
         with suppress(RequestError):  # there is no engine (yet)
             self._find().count_refusal(error)
 
     @abstractmethod
-    async def _prepare(self, engine: Any, call: R, ident: str) -> Job:
-        """What the engine is asked, and how its outputs are written."""
+    def _shape(self, engine: EngineClient, call: R, generation: Generation, ident: str) -> Answer:
+        """How what is generated is written."""
 
-    def _token_texts(self, engine: Any, params: SamplingParams) -> TokenTexts | None:
+    def _token_texts(self, engine: EngineClient, params: SamplingParams) -> TokenTexts | None:
         if params.logprobs is None:
             return None
         if engine.tokenizer is None:
@@ -195,68 +209,37 @@ class _Completions(_GenerationRoute[CompletionRequest]):
     PARSER = CompletionRequest
     PREFIX = "cmpl"
 
-    async def _prepare(self, engine: Any, call: CompletionRequest, ident: str) -> Job:
-        prompts, params = call.prompts(), call.sampling()
-        answer = CompletionAnswer(
+    def _shape(self, engine: EngineClient, call: CompletionRequest, generation: Generation, ident: str) -> Answer:
+        return CompletionAnswer(
             ident,
             engine.model_name,
-            params,
-            self._token_texts(engine, params),
+            generation.params,
+            self._token_texts(engine, generation.params),
             call.include_usage,
-            prompts if call.echo else None,
+            generation.prompts if call.echo else None,
             engine.tokenizer,
         )
-        context = request_context(TEXT_COMPLETION, stream=bool(call.stream))
-        options = {**call.engine_options(), "continues_prompt": bool(call.echo)}
-        return Job(prompts, params, options, bool(call.stream), answer, ident, context)
 
 
 class _Chats(_GenerationRoute[ChatRequest]):
     PARSER = ChatRequest
     PREFIX = "chatcmpl"
 
-    async def _prepare(self, engine: Any, call: ChatRequest, ident: str) -> Job:
-        params = call.sampling()
-        _check_chat(engine, "messages")
-        texts = self._token_texts(engine, params)
-        context = request_context(CHAT, stream=bool(call.stream), messages=call.messages)
-        with phase(context, "compile tools") if call.tools else nullcontext():
-            tools = call.tool_set()
-            ids = await render_chat(engine.chat, call, tools)
-            style = call_format(call.chat_template or engine.chat.source)
-            grammar = None if tools is None else tools.grammar(style)
-        shared = (ident, engine.model_name)
-        if tools is None:
-            answer = ChatAnswer(*shared, params, texts, call.include_usage)
-            return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context)
-        if grammar is not None:
-            params = params.model_copy(update={"response_format": grammar})
-        answer = ToolChatAnswer(*shared, params, texts, call.include_usage, tools, style)
-        options, field = call.engine_options(), "response_format" if grammar is None else "tools"
-        return Job([ids], params, options, bool(call.stream), answer, ident, context, field)
+    def _shape(self, engine: EngineClient, call: ChatRequest, generation: Generation, ident: str) -> Answer:
+        params, texts = generation.params, self._token_texts(engine, generation.params)
+        if generation.tools is None or generation.style is None:
+            return ChatAnswer(ident, engine.model_name, params, texts, call.include_usage)
+        return ToolChatAnswer(
+            ident, engine.model_name, params, texts, call.include_usage, generation.tools, generation.style
+        )
 
 
 class _Responses(_GenerationRoute[ResponsesRequest]):
     PARSER = ResponsesRequest
     PREFIX = "resp"
 
-    async def _prepare(self, engine: Any, call: ResponsesRequest, ident: str) -> Job:
-        params, messages = call.sampling(), call.messages()
-        _check_chat(engine, "input")
-        try:
-            ids = await render_chat(engine.chat, ChatRequest(model=call.model, messages=messages), None)
-        except RequestError as error:
-            raise error.at(*call.path_of(error.path)) if error.path[:1] == ("messages",) else error from None
-        context = request_context(CHAT, stream=bool(call.stream), messages=messages)
-        answer = ResponsesAnswer(ident, engine.model_name, call)
-        return Job([ids], params, call.engine_options(), bool(call.stream), answer, ident, context, "text.format")
-
-
-def _check_chat(engine: Any, param: str) -> None:
-    if engine.chat is None:
-        raise RequestError(
-            "this model has no tokenizer: use /v1/completions with token ids", param=param, code="no_tokenizer"
-        )
+    def _shape(self, engine: EngineClient, call: ResponsesRequest, generation: Generation, ident: str) -> Answer:
+        return ResponsesAnswer(ident, engine.model_name, call)
 
 
 def _headers(request_id: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from ..client import OutputDelta
 from ..errors import RequestError
-from ..request import RequestOutput
 
 _TYPES = {
     400: "invalid_request_error",
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 class ClientLeft(Exception):
-    """The client closed its connection: nobody is there to answer."""
+    """The client closed its connection: no answer can be sent."""
 
 
 class GenerationFailed(Exception):
@@ -40,13 +40,13 @@ class GenerationFailed(Exception):
         self.code = code
 
 
-def check_outcome(output: RequestOutput) -> None:
-    """Raises GenerationFailed if `output` says that the request did not end by itself."""
+def check_outcome(output: OutputDelta) -> None:
+    """Raises GenerationFailed if a request's last delta says that it did not end by itself."""
     if output.finish_reason == "error":
         raise GenerationFailed(output.error or "the engine failed on this request", 500, "engine_error")
     if output.finish_reason == "abort":
         raise GenerationFailed(output.error or "the request was aborted by the server", 503, "aborted")
-    if output.finish_reason == "timeout" and not output.token_ids:
+    if output.finish_reason == "timeout" and not output.usage.completion_tokens:
         raise GenerationFailed("the timeout passed before the first token", 504, "timeout")
 
 

@@ -1,86 +1,88 @@
-"""A checked request through the engine to its reply: one stream per prompt, merged as their outputs come.
+"""The one way from a parsed request to its tokens: enter the queue, render, open. All front ends take it.
 
-Every path out of here, also cancellation, closes the engine's streams, and with them their requests.
+    async with opened(engine, call, stream=True) as (generation, deltas):
+        async for choice, delta in deltas: ...
+
+Every way out of it, also cancellation, closes the engine's streams, and with them their requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
+from ..client import EngineClient, OutputDelta, QueueSlot
 from ..errors import RequestError
-from ..params import SamplingParams
-from ..request import RequestOutput
-from .answers import Answer
 from .errors import check_outcome
-from .stream import Reply
+from .protocol import GenerationRequest
+from .rendering import Generation, prepare
+
+# The number of a choice, and what is new of it. Choice `p * n + i` is the i-th of prompt p.
+Deltas = AsyncGenerator[tuple[int, OutputDelta], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A checked HTTP request, ready for the engine."""
-
-    prompts: list[str | list[int]]
-    params: SamplingParams
-    options: dict[str, Any]
-    stream: bool
-    answer: Answer
-    ident: str
-    trace_context: Any
-    grammar_field: str = "response_format"  # what the client sent that became the grammar
-
-
-async def answer(engine: Any, job: Job, reply: Reply, place: Any = None) -> None:
-    """Generates and sends; raises what `_outputs` raises. `place`: the first prompt's place in the queue."""
-    try:
-        await _answer(engine, job, reply, place)
-    except RequestError as error:
-        if error.path[:1] != ("response_format",) or job.grammar_field == "response_format":
-            raise
-        raise error.at(*job.grammar_field.split(".")) from None
-
-
-async def _answer(engine: Any, job: Job, reply: Reply, place: Any) -> None:
-    async with aclosing(_outputs(engine, job, place)) as outputs:
-        if not job.stream:
-            last: dict[int, RequestOutput] = {}
-            async for choice, output in outputs:
-                last[choice] = output
-            await reply.whole(job.answer.body(last))
-            return
-        reply.error_event = job.answer.error_event
-        async for choice, output in outputs:
-            await reply.event(job.answer.events(choice, output))
-        await reply.end(job.answer.last_events())
-
-
-async def _outputs(engine: Any, job: Job, place: Any) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """All prompts' outputs as they come, with the number of their choice.
+@asynccontextmanager
+async def opened(
+    engine: EngineClient, call: GenerationRequest, ident: str | None = None, *, stream: bool
+) -> AsyncIterator[tuple[Generation, Deltas]]:
+    """
+    Args:
+        ident: the request's id in the engine; several prompts are numbered behind it.
+        stream: the client gets tokens as they come; for traces.
 
     Raises:
-        RequestError: a prompt cannot be served.
-        GenerationFailed: a request ended without a result.
+        RequestError: it cannot be served; entering, or at the first delta.
+        GenerationFailed: at a delta: a request ended without a result.
     """
-    if len(job.prompts) == 1:
-        async with aclosing(_one(engine, job, 0, place)) as outputs:
-            async for one in outputs:
-                yield one
-        return
-    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue()
+    with engine.enter() as slot:  # before anything is rendered for it
+        generation = await prepare(engine, call, stream=stream)
+        alone = len(generation.prompts) == 1
+        deltas = _one(engine, generation, 0, ident, slot) if alone else _all(engine, generation, ident, slot)
+        async with aclosing(deltas):
+            yield generation, deltas
+
+
+async def _one(
+    engine: EngineClient, generation: Generation, number: int, request_id: str | None, slot: QueueSlot | None
+) -> Deltas:
+    """The deltas of one prompt."""
+    stream = engine.open(
+        generation.prompts[number],
+        generation.params,
+        generation.options,
+        request_id=request_id,
+        continues_prompt=generation.continues_prompt,
+        slot=slot,
+    )
+    first = number * generation.params.n
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                if delta.finish_reason is not None:
+                    check_outcome(delta)
+                yield first + delta.index, delta
+    except RequestError as error:
+        if error.path[:1] != ("response_format",) or generation.grammar_path == ("response_format",):
+            raise
+        raise error.at(*generation.grammar_path) from None
+
+
+async def _all(engine: EngineClient, generation: Generation, ident: str | None, slot: QueueSlot | None) -> Deltas:
+    """The deltas of all prompts as they come. `slot` is the first prompt's."""
+    queue: asyncio.Queue[tuple[int, OutputDelta] | Exception | None] = asyncio.Queue()
 
     async def read(number: int) -> None:
+        request_id = None if ident is None else f"{ident}-{number}"
         try:
-            async with aclosing(_one(engine, job, number, None if number else place)) as outputs:
-                async for one in outputs:
+            async with aclosing(_one(engine, generation, number, request_id, None if number else slot)) as deltas:
+                async for one in deltas:
                     queue.put_nowait(one)
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
 
-    readers = [asyncio.ensure_future(read(number)) for number in range(len(job.prompts))]
+    readers = [asyncio.ensure_future(read(number)) for number in range(len(generation.prompts))]
     try:
         unfinished = len(readers)
         while unfinished:
@@ -95,20 +97,3 @@ async def _outputs(engine: Any, job: Job, place: Any) -> AsyncGenerator[tuple[in
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _one(engine: Any, job: Job, number: int, place: Any) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    request_id = job.ident if len(job.prompts) == 1 else f"{job.ident}-{number}"
-    stream = engine.stream(
-        job.prompts[number],
-        job.params,
-        request_id=request_id,
-        trace_context=job.trace_context,
-        place=place,
-        **job.options,
-    )
-    async with aclosing(stream) as outputs:
-        async for output in outputs:
-            if output.finish_reason is not None:
-                check_outcome(output)
-            yield number * job.params.n + output.index, output

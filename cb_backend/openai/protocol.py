@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
+from ..client import GenerationOptions
 from ..errors import RequestError
 from ..params import SamplingParams, request_error
 from ..text.tools import ToolSet
@@ -136,14 +137,11 @@ class GenerationRequest(BaseModel):
             values["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return values
 
-    def engine_options(self) -> dict[str, Any]:
-        """Keyword arguments of `Engine.stream` beside the sampling."""
-        return {
-            "priority": self.priority or 0,
-            "timeout": self.timeout,
-            "request_class": self.request_class,
-            "salt": self.cache_salt,
-        }
+    def options(self, trace_context: Any = None) -> GenerationOptions:
+        """How the engine is to serve it, beside the sampling."""
+        return GenerationOptions(
+            self.priority or 0, self.timeout, self.request_class, self.cache_salt, trace_context=trace_context
+        )
 
 
 class CompletionRequest(GenerationRequest):

@@ -1,19 +1,109 @@
-"""A chat request to token ids: with its tools if it has any, and off the event loop if it is large."""
+"""From a parsed request to what the engine is asked: prompts, sampling, options. One function for every front end.
+
+A chat becomes token ids here: with its tools if it has any, and off the event loop if it is large.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
-from ..text.chat import ChatTemplate, check_messages
-from ..text.tools import ToolSet, conversation_with_tools, knows_tools
-from .protocol import ChatRequest
+from ..client import ChatRenderer, EngineClient, GenerationOptions, Prompt
+from ..errors import RequestError
+from ..params import SamplingParams
+from ..telemetry import phase, request_context
+from ..telemetry.semconv import CHAT, TEXT_COMPLETION
+from ..text.chat import check_messages
+from ..text.tools import CallFormat, ToolSet, call_format, conversation_with_tools, knows_tools
+from .protocol import ChatRequest, CompletionRequest, GenerationRequest
+from .responses import ResponsesRequest
 
 # A chat of more characters than this is rendered and tokenized off the event loop.
 INLINE = 20_000
 
 
-async def render_chat(chat: ChatTemplate, call: ChatRequest, tools: ToolSet | None) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A checked request, ready for the engine.
+
+    Attributes:
+        prompts: each becomes a request of `params.n` choices.
+        continues_prompt: texts go on their prompts'.
+        tools, style: what may be called, and how the model writes calls; None without tools.
+        grammar_path: the field of the client's that became `params.response_format`.
     """
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    options: GenerationOptions
+    continues_prompt: bool = False
+    tools: ToolSet | None = None
+    style: CallFormat | None = None
+    grammar_path: tuple[str, ...] = ("response_format",)
+
+
+async def prepare(engine: EngineClient, call: GenerationRequest, *, stream: bool) -> Generation:
+    """
+    Args:
+        stream: the client gets tokens as they come; for traces.
+
+    Raises:
+        RequestError: names the field at fault.
+    """
+    if isinstance(call, CompletionRequest):
+        context = request_context(TEXT_COMPLETION, stream=stream)
+        return Generation(call.prompts(), call.sampling(), call.options(context), bool(call.echo))
+    if isinstance(call, ChatRequest):
+        return await _chat(engine, call, stream)
+    if isinstance(call, ResponsesRequest):
+        return await _response(engine, call, stream)
+    raise TypeError(f"no prompt is made of a {type(call).__name__}")
+
+
+async def _chat(engine: EngineClient, call: ChatRequest, stream: bool) -> Generation:
+    params, chat = call.sampling(), renderer(engine)
+    context = request_context(CHAT, stream=stream, messages=call.messages)
+    with phase(context, "compile tools") if call.tools else nullcontext():
+        tools = call.tool_set()
+        ids = await render_chat(chat, call, tools)
+        if tools is None:
+            return Generation([ids], params, call.options(context))
+        style = call_format(call.chat_template or chat.source)
+        grammar = tools.grammar(style)
+    if grammar is None:
+        return Generation([ids], params, call.options(context), tools=tools, style=style)
+    params = params.model_copy(update={"response_format": grammar})
+    return Generation([ids], params, call.options(context), tools=tools, style=style, grammar_path=("tools",))
+
+
+async def _response(engine: EngineClient, call: ResponsesRequest, stream: bool) -> Generation:
+    params, messages = call.sampling(), call.messages()
+    chat = renderer(engine, "input")
+    try:
+        ids = await render_chat(chat, ChatRequest(model=call.model, messages=messages), None)
+    except RequestError as error:
+        raise error.at(*call.path_of(error.path)) if error.path[:1] == ("messages",) else error from None
+    context = request_context(CHAT, stream=stream, messages=messages)
+    return Generation([ids], params, call.options(context), grammar_path=("text", "format"))
+
+
+def renderer(engine: EngineClient, param: str = "messages") -> ChatRenderer:
+    """
+    Raises:
+        RequestError: the model has no tokenizer; `param` is the field that holds the chat.
+    """
+    if engine.chat is None:
+        raise RequestError(
+            "this model has no tokenizer: use /v1/completions with token ids", param=param, code="no_tokenizer"
+        )
+    return engine.chat
+
+
+async def render_chat(chat: ChatRenderer, call: ChatRequest, tools: ToolSet | None) -> list[int]:
+    """The token ids of a chat.
+
     Raises:
         RequestError: names the message or option at fault.
     """
@@ -22,7 +112,7 @@ async def render_chat(chat: ChatTemplate, call: ChatRequest, tools: ToolSet | No
     return _render(chat, call, tools)
 
 
-def _render(chat: ChatTemplate, call: ChatRequest, tools: ToolSet | None) -> list[int]:
+def _render(chat: ChatRenderer, call: ChatRequest, tools: ToolSet | None) -> list[int]:
     options = call.template_options()
     listed = None if tools is None else tools.tools
     if not (listed or _speaks_of_tools(call)) or knows_tools(call.chat_template or chat.source):

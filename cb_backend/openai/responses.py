@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import orjson
 from pydantic import BaseModel, ConfigDict
 
+from ..client import OutputDelta
 from ..errors import RequestError
 from ..request import RequestOutput
 from .answers import Answer, finish_reason
@@ -123,6 +124,7 @@ class ResponsesAnswer(Answer):
     def __init__(self, ident: str, model: str, call: ResponsesRequest) -> None:
         super().__init__(ident, model, call.sampling(), None, False)
         self._number = 0
+        self._pieces: list[str] = []
         self._message_id = f"msg_{ident}"
         self._shape: dict[str, Any] = {
             "id": ident,
@@ -148,13 +150,13 @@ class ResponsesAnswer(Answer):
         }
 
     def body(self, outputs: Mapping[int, RequestOutput]) -> bytes:
-        self._last = dict(outputs)
+        self._usage = {0: outputs[0].usage}
         return orjson.dumps(self._choice(0, outputs[0]))
 
     def last_events(self) -> bytes:
         return b""
 
-    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
+    def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
         place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
         events = []
         if first:
@@ -166,14 +168,15 @@ class ResponsesAnswer(Answer):
                 self._named("response.output_item.added", output_index=0, item=item),
                 self._named("response.content_part.added", part=_part(""), **place),
             ]
-        text = "" if output.delta is None else output.delta.text
-        if text:
-            events.append(self._named("response.output_text.delta", delta=text, logprobs=[], **place))
-        if output.finish_reason is not None:
-            whole = self._choice(choice, output)
+        if delta.text:
+            self._pieces.append(delta.text)
+            events.append(self._named("response.output_text.delta", delta=delta.text, logprobs=[], **place))
+        if delta.finish_reason is not None:
+            text = "".join(self._pieces)
+            whole = self._whole(text, finish_reason(delta))
             events += [
-                self._named("response.output_text.done", text=output.text, logprobs=[], **place),
-                self._named("response.content_part.done", part=_part(output.text), **place),
+                self._named("response.output_text.done", text=text, logprobs=[], **place),
+                self._named("response.content_part.done", part=_part(text), **place),
                 self._named("response.output_item.done", output_index=0, item=whole["output"][0]),
                 self._named(f"response.{whole['status']}", response=whole),
             ]
@@ -190,14 +193,17 @@ class ResponsesAnswer(Answer):
 
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
         """The whole response: it has one choice."""
-        cut = finish_reason(output) == "length"
+        return self._whole(output.text, finish_reason(output))
+
+    def _whole(self, text: str, reason: str | None) -> dict[str, Any]:
+        cut = reason == "length"
         status = "incomplete" if cut else "completed"
         usage = self.usage()
         return {
             **self._shape,
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [{**self._message(status), "content": [_part(output.text)]}],
+            "output": [{**self._message(status), "content": [_part(text)]}],
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

@@ -20,14 +20,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..client import EngineClient
 from ..errors import RequestError
 from ..text.detokenizer import decoder_of
 from .connection import read_json
 from .errors import ClientLeft, error_response
 from .protocol import ChatRequest, refusal
-from .rendering import INLINE, render_chat
+from .rendering import INLINE, render_chat, renderer
 
 logger = logging.getLogger("cb_backend")
+
+Work = Callable[[EngineClient, Any], Awaitable[dict[str, Any]]]
 
 # More are no prompt of any model, and their answer would be built on the event loop.
 MAX_TOKENS = 1_000_000
@@ -77,7 +80,9 @@ class TokenRoutes:
     check_model: raises RequestError for a model that is not served.
     """
 
-    def __init__(self, engine: Callable[[], Any], check_model: Callable[[Any, str], None], max_body_bytes: int) -> None:
+    def __init__(
+        self, engine: Callable[[], EngineClient], check_model: Callable[[EngineClient, str], None], max_body_bytes: int
+    ) -> None:
         self._engine = engine
         self._check_model = check_model
         self._max_body_bytes = max_body_bytes
@@ -88,7 +93,7 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         return await self._answer(request, self._detokenize)
 
-    async def _answer(self, request: Request, work: Callable[[Any, Any], Awaitable[dict[str, Any]]]) -> Response:
+    async def _answer(self, request: Request, work: Work) -> Response:
         try:
             body = await read_json(request, self._max_body_bytes)
             engine = self._engine()
@@ -102,7 +107,7 @@ class TokenRoutes:
                 logger.exception("a token request failed")
             return error_response(error, {})
 
-    async def _tokenize(self, engine: Any, body: Any) -> dict[str, Any]:
+    async def _tokenize(self, engine: EngineClient, body: Any) -> dict[str, Any]:
         strings = False
         if isinstance(body, dict) and "messages" in body:
             ids, strings = await self._tokenize_chat(engine, dict(body))
@@ -122,7 +127,7 @@ class TokenRoutes:
         }
 
     @staticmethod
-    async def _tokenize_chat(engine: Any, body: dict[str, Any]) -> tuple[list[int], bool]:
+    async def _tokenize_chat(engine: EngineClient, body: dict[str, Any]) -> tuple[list[int], bool]:
         strings = body.pop("return_token_strs", None)
         if strings is not None and not isinstance(strings, bool):
             raise RequestError("must be a boolean", path=("return_token_strs",))
@@ -135,10 +140,10 @@ class TokenRoutes:
         if body.get("model") is None:
             body["model"] = engine.model_name
         call = ChatRequest.parse(body)
-        return await render_chat(engine.chat, call, call.tool_set()), bool(strings)
+        return await render_chat(renderer(engine), call, call.tool_set()), bool(strings)
 
     @staticmethod
-    async def _detokenize(engine: Any, body: Any) -> dict[str, Any]:
+    async def _detokenize(engine: EngineClient, body: Any) -> dict[str, Any]:
         call = DetokenizeRequest.parse(body)
         too_high = next((i for i in call.tokens if i >= engine.vocab_size), None)
         if too_high is not None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+from ..client import OutputDelta
 from ..params import SamplingParams
 from ..request import RequestOutput
 from ..text.tool_parser import CallArguments, CallStart, Piece, Text, ToolParser
 from ..text.tools import MISTRAL, CallFormat, ToolSet
 from .answers import ChatAnswer
 from .logprobs import TokenTexts
+
+Output = TypeVar("Output", RequestOutput, OutputDelta)
 
 
 class ToolChatAnswer(ChatAnswer):
@@ -41,21 +44,20 @@ class ToolChatAnswer(ChatAnswer):
         self._style = style
         self._parsers: dict[int, ToolParser] = {}
 
-    def _events(self, choice: int, output: RequestOutput, first: bool) -> bytes:
-        delta = output.delta
+    def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
         parser = self._parsers.setdefault(choice, self._parser())
-        pieces = self._allowed(parser.push("" if delta is None else delta.text))
-        if output.finish_reason is not None:
+        pieces = self._allowed(parser.push(delta.text))
+        if delta.finish_reason is not None:
             pieces += self._allowed(parser.finish())
         contents = [b'"delta":' + orjson.dumps(self._delta(piece)) for piece in pieces]
-        news = delta.logprobs if self._tokens is not None and delta is not None else None
-        if not contents and (news or output.finish_reason is not None):
+        news = delta.logprobs if self._tokens is not None else None
+        if not contents and (news or delta.finish_reason is not None):
             contents = [b'"delta":{}']
         events = [self._role(choice)] if first else []
         logprobs = self._logprobs(news)
         for i, content in enumerate(contents):
             ends = i == len(contents) - 1
-            state = self._ended(output, parser.calls) if ends else replace(output, finish_reason=None, stop_reason=None)
+            state = self._ended(delta, parser.calls) if ends else replace(delta, finish_reason=None, stop_reason=None)
             events.append(self._event(choice, content, logprobs if i == 0 else b"null", state))
         return b"".join(events)
 
@@ -97,5 +99,5 @@ class ToolChatAnswer(ChatAnswer):
         return {"id": ident, "type": "function", "function": {"name": start.name, "arguments": ""}}
 
     @staticmethod
-    def _ended(output: RequestOutput, calls: int) -> RequestOutput:
+    def _ended(output: Output, calls: int) -> Output:
         return replace(output, finish_reason="tool_calls") if calls and output.finish_reason == "stop" else output

@@ -1,9 +1,13 @@
-"""From token deltas to what a client sees: text, stop strings, usage, log-probabilities. One builder per choice."""
+"""From token deltas to what a client sees: text, stop strings, usage, log-probabilities. One builder per choice.
+
+Deltas stay deltas: the text so far is joined by an `OutputCollector`, for a caller that wants it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..client import OutputDelta
 from ..params import SamplingParams
 from ..request import Delta, FinishReason, Logprob, RequestOutput, TokenDelta, Usage
 from .detokenizer import IncrementalDetokenizer, special_ids
@@ -11,7 +15,7 @@ from .stops import StopMatcher
 
 
 class OutputBuilder:
-    """Feeds on `TokenDelta`s and gives cumulative `RequestOutput`s.
+    """Turns `TokenDelta`s into `OutputDelta`s.
 
     The text of the token that ended the request (an end id or one of `stop_token_ids`) is not shown, unless
     `include_stop_str_in_output` is set or it is a special token and `skip_special_tokens` is off; its id is part of
@@ -43,19 +47,15 @@ class OutputBuilder:
         self._index = index
         self._prompt_token_ids = prompt_token_ids
         self._cached_tokens = 0
-        self._token_ids: list[int] = []
-        self._text: list[str] = []
-        self._logprobs: list[Logprob] | None = None if params.logprobs is None else []
-        self._prompt_logprobs: tuple[Logprob | None, ...] | None = None
+        self._num_tokens = 0
         self.finished = False
         self.stopped_by_text = False  # a stop string matched: the engine does not know yet that the request ended
 
-    def feed(self, delta: TokenDelta) -> RequestOutput | None:
-        """The output after this delta; None once the request has finished, and for a delta that says nothing."""
+    def feed(self, delta: TokenDelta) -> OutputDelta | None:
+        """What this delta adds; None once the request has finished, and for a delta that says nothing."""
         if self.finished or not (delta.token_ids or delta.finish_reason or delta.prompt_logprobs):
             return None
         self._cached_tokens = delta.cached_tokens or self._cached_tokens
-        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
         shown: list[str] = []
         taken = 0
         stop: str | None = None
@@ -65,10 +65,6 @@ class OutputBuilder:
             stop = self._push(token_id, hidden=last and delta.ends_with_stop_token, shown=shown)
             if stop is not None:
                 break
-        new_ids = delta.token_ids[:taken]
-        new_logprobs = None if delta.logprobs is None else delta.logprobs[:taken]
-        if self._logprobs is not None and new_logprobs:
-            self._logprobs += new_logprobs
         reason, stop_reason = delta.finish_reason, delta.stop_reason
         if stop is None and reason is not None:
             stop = self._flush(shown)
@@ -76,13 +72,24 @@ class OutputBuilder:
             self.stopped_by_text = delta.finish_reason is None
             reason, stop_reason = FinishReason.STOP, stop
         self.finished = reason is not None
-        fresh = "".join(shown)
-        self._text.append(fresh)
-        return self._output(fresh, new_ids, new_logprobs, reason, stop_reason, delta)
+        return OutputDelta(
+            self._request_id,
+            self._index,
+            "".join(shown),
+            delta.token_ids[:taken],
+            None if self._params.logprobs is None else (delta.logprobs or ())[:taken],
+            None if reason is None else reason.value,
+            stop_reason,
+            Usage(len(self._prompt_token_ids), self._num_tokens, self._cached_tokens),
+            delta.prompt_logprobs,
+            self._prompt_token_ids,
+            delta.timings,
+            delta.error,
+        )
 
     def _push(self, token_id: int, hidden: bool, shown: list[str]) -> str | None:
         """Adds one token; returns the stop string that it completed."""
-        self._token_ids.append(token_id)
+        self._num_tokens += 1
         if self._detokenizer is None:
             return None
         if hidden and not self._params.include_stop_str_in_output:
@@ -101,33 +108,69 @@ class OutputBuilder:
         return stop
 
     def _match(self, text: str, shown: list[str]) -> str | None:
-        text, stop = self._stops.push(text, armed=len(self._token_ids) > self._params.min_tokens)
+        text, stop = self._stops.push(text, armed=self._num_tokens > self._params.min_tokens)
         shown.append(text)
         return stop
 
-    def _output(
-        self,
-        fresh: str,
-        new_ids: tuple[int, ...],
-        new_logprobs: tuple[Logprob, ...] | None,
-        reason: FinishReason | None,
-        stop_reason: int | str | None,
-        delta: TokenDelta,
-    ) -> RequestOutput:
-        if len(self._text) > 64:  # joining a long list each time would cost the square of its length
+
+class OutputCollector:
+    """Joins the deltas of several choices to cumulative `RequestOutput`s. Keys are the caller's numbers of choices."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Choice] = {}
+
+    def add(self, key: int, delta: OutputDelta) -> None:
+        self._choices.setdefault(key, _Choice()).add(delta)
+
+    def output(self, key: int) -> RequestOutput:
+        """The choice as it is now. Costs its whole length."""
+        return self._choices[key].output()
+
+    def outputs(self) -> dict[int, RequestOutput]:
+        """Every choice, by key."""
+        return {key: self.output(key) for key in sorted(self._choices)}
+
+    def result(self) -> RequestOutput:
+        """The first choice; if there are several, with all of them in `choices`."""
+        choices = tuple(self.outputs().values())
+        return choices[0] if len(choices) == 1 else choices[0].with_choices(choices)
+
+
+class _Choice:
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[Logprob] | None = None
+        self._prompt_logprobs: tuple[Logprob | None, ...] | None = None
+        self._last: OutputDelta | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        self._last = delta
+        self._text.append(delta.text)
+        self._token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs += delta.logprobs
+        self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
+
+    def output(self) -> RequestOutput:
+        last = self._last
+        assert last is not None  # a choice begins with a delta
+        if len(self._text) > 64:  # joining a long list for each of its outputs would cost the square of its length
             self._text = ["".join(self._text)]
         return RequestOutput(
-            self._request_id,
+            last.request_id,
             "".join(self._text),
             tuple(self._token_ids),
-            None if reason is None else reason.value,
-            stop_reason,
-            Usage(len(self._prompt_token_ids), len(self._token_ids), self._cached_tokens),
+            last.finish_reason,
+            last.stop_reason,
+            last.usage,
             None if self._logprobs is None else tuple(self._logprobs),
             self._prompt_logprobs,
-            delta.timings,
-            Delta(fresh, new_ids, new_logprobs),
-            self._index,
-            delta.error,
-            prompt_token_ids=self._prompt_token_ids,
+            last.timings,
+            Delta(last.text, last.token_ids, last.logprobs),
+            last.index,
+            last.error,
+            prompt_token_ids=last.prompt_token_ids,
         )

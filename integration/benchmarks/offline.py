@@ -66,7 +66,7 @@ def run(engine: Engine, requests: list[dict[str, Any]], *, in_one_step: bool = F
         for i, request in enumerate(requests):
             end = request.get("output_tokens")
             readers.append(
-                engine._open(
+                engine.submit(
                     list(request["prompt_token_ids"]),
                     SamplingParams(max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=True),
                     deltas.put,

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cb_backend.bento import endpoints
+from cb_backend.client import OutputDelta
 from cb_backend.errors import RequestError
-from cb_backend.request import Delta, RequestOutput, Usage
+from cb_backend.request import Usage
 
 
-def output(text: str, finish_reason: str | None = None) -> RequestOutput:
-    return RequestOutput("r", text, (7,), finish_reason, usage=Usage(3, 1, 2), delta=Delta(text, (7,)))  # type: ignore[arg-type]
+def output(text: str, finish_reason: str | None = None) -> OutputDelta:
+    return OutputDelta("r", 0, text, (7,), finish_reason=finish_reason, usage=Usage(3, 1, 2))  # type: ignore[arg-type]
 
 
 async def pieces(text: str, size: int) -> AsyncIterator[str]:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from cb_backend import Engine
+from cb_backend.client import GenerationOptions
 
 
 @pytest.mark.parametrize("path", ["/embeddings", "/moderations"])
@@ -30,13 +31,13 @@ async def test_the_header_is_the_request_class_where_the_body_has_none(
     expected: str | None,
 ) -> None:
     seen: list[Any] = []
-    stream = engine.stream
+    open_ = engine.open
 
-    def spy(*args: Any, **options: Any) -> Any:
-        seen.append(options["request_class"])
-        return stream(*args, **options)
+    def spy(prompt: Any, params: Any, options: GenerationOptions, **more: Any) -> Any:
+        seen.append(options.request_class)
+        return open_(prompt, params, options, **more)
 
-    monkeypatch.setattr(engine, "stream", spy)
+    monkeypatch.setattr(engine, "open", spy)
     body = {"model": "tiny", "prompt": "A", "max_tokens": 1, "request_class": field}
     headers = {} if header is None else {"x-request-class": header}
     answer = await client.post("/completions", json=body, headers=headers)

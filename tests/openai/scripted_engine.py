@@ -9,25 +9,24 @@ from typing import Any
 
 import orjson
 
+from cb_backend.client import EngineClient, GenerationOptions, OutputDelta, Prompt, QueueSlot
 from cb_backend.params import SamplingParams
-from cb_backend.request import Delta, RequestOutput, Usage
+from cb_backend.request import Usage
 
 
-def outputs(*texts: str, reason: str = "stop", index: int = 0, error: str | None = None) -> list[RequestOutput]:
-    """One output a text, each of one token, the last one finished."""
+def outputs(*texts: str, reason: str = "stop", index: int = 0, error: str | None = None) -> list[OutputDelta]:
+    """One delta a text, each of one token, the last one finished."""
     made = []
     for i, text in enumerate(texts):
-        ids = tuple(range(1, i + 2))
         last = i == len(texts) - 1
         made.append(
-            RequestOutput(
+            OutputDelta(
                 "scripted",
-                "".join(texts[: i + 1]),
-                ids,
-                reason if last else None,  # type: ignore[arg-type]
+                index,
+                text,
+                (i + 1,),
+                finish_reason=reason if last else None,  # type: ignore[arg-type]
                 usage=Usage(3, i + 1, 2),
-                delta=Delta(text, ids[-1:]),
-                index=index,
                 error=error if last else None,
             )
         )
@@ -45,6 +44,7 @@ class ScriptedEngine:
         self.is_ready = ready
         self.model_name = "scripted"
         self.max_model_len = 100
+        self.vocab_size = 100
         self.tokenizer = None
         self.chat = self
         self.source = template
@@ -62,10 +62,23 @@ class ScriptedEngine:
     def render(self, messages: list[Any], **options: Any) -> list[int]:
         return [1, 2, 3]
 
-    async def stream(
-        self, prompt: Any, params: SamplingParams, *, request_id: str, **options: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        self.opened.append(request_id)
+    def abort(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    async def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: GenerationOptions = GenerationOptions(),  # noqa: B008 (it is frozen)
+        *,
+        request_id: str | None = None,
+        continues_prompt: bool = False,
+        slot: QueueSlot | None = None,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        self.opened.append(request_id or "")
         try:
             for item in self.script:
                 if isinstance(item, Exception):
@@ -76,7 +89,12 @@ class ScriptedEngine:
                 else:
                     yield item
         finally:
-            self.closed.append(request_id)
+            self.closed.append(request_id or "")
+
+
+def _is_a_client(engine: ScriptedEngine) -> EngineClient:
+    """For the type checker."""
+    return engine
 
 
 class LeavingClient:

@@ -30,7 +30,7 @@ async def test_before_the_first_token(path: str, body: dict[str, Any], requests:
     await leave(client)
     assert len(engine.opened) == requests
     assert sorted(engine.closed) == sorted(engine.opened)
-    # Nobody reads it, but middlewares that wait for a first message must get one.
+    # It reaches no client, but middlewares that wait for a first message must get one.
     assert client.status == 499
 
 
@@ -67,11 +67,11 @@ async def test_a_server_that_cancels_the_call_ends_the_request_too(stream: bool)
 
 async def test_one_failing_prompt_ends_the_others() -> None:
     class FailsOnB(ScriptedEngine):
-        async def stream(self, prompt: Any, params: Any, *, request_id: str, **options: Any) -> Any:
+        async def open(self, prompt: Any, *arguments: Any, **options: Any) -> Any:
             if prompt == "b":
                 raise RuntimeError("broken")
-            async for output in super().stream(prompt, params, request_id=request_id, **options):
-                yield output
+            async for delta in super().open(prompt, *arguments, **options):
+                yield delta
 
     engine = FailsOnB([asyncio.Event()])
     client = LeavingClient(openai_app(engine), "/completions", BATCH)

@@ -10,6 +10,7 @@ import pytest
 
 from cb_backend import RequestError
 from cb_backend.openai.app import openai_app
+from cb_backend.request import Usage
 from tests.openai.scripted_engine import LeavingClient, ScriptedEngine, outputs
 
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -81,7 +82,7 @@ async def test_the_same_failure_without_streaming_is_an_error(failure: Any) -> N
 async def test_a_timeout_without_a_token_is_504(stream: bool) -> None:
     import dataclasses
 
-    late = dataclasses.replace(outputs("", reason="timeout")[0], token_ids=())
+    late = dataclasses.replace(outputs("", reason="timeout")[0], token_ids=(), usage=Usage(3, 0, 0))
     client = await call(ScriptedEngine([late]), stream=stream, timeout=0.5)
     assert client.status == 504
     assert json.loads(client.body)["error"]["code"] == "timeout"

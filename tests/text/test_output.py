@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cb_backend.client import OutputDelta
 from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason, Logprob, TokenDelta
-from cb_backend.text.output import OutputBuilder
+from cb_backend.text.output import OutputBuilder, OutputCollector
 
 from .tokenizers_made_here import tokenizer_of
 
@@ -19,9 +20,9 @@ def ids_of(text):
 
 
 def feed(ids, *, end=FinishReason.LENGTH, by_token=False, stop_reason=None, **params):
-    """Token by token; the last one carries the end. Returns (builder, outputs)."""
+    """Token by token; the last one carries the end. Returns (builder, cumulative outputs)."""
     builder = OutputBuilder(TOKENIZER, SamplingParams(**params), "r", (5, 6))
-    outputs = []
+    collector, outputs = OutputCollector(), []
     for i, token_id in enumerate(ids):
         last = i == len(ids) - 1
         delta = TokenDelta(
@@ -36,7 +37,8 @@ def feed(ids, *, end=FinishReason.LENGTH, by_token=False, stop_reason=None, **pa
         )
         output = builder.feed(delta)
         if output is not None:
-            outputs.append(output)
+            collector.add(0, output)
+            outputs.append(collector.output(0))
     return builder, outputs
 
 
@@ -157,3 +159,24 @@ def test_an_error_without_tokens_is_an_output_and_an_empty_delta_is_none():
     assert builder.feed(TokenDelta("r", 0, ())) is None
     output = builder.feed(TokenDelta("r", 0, (), finish_reason=FinishReason.ERROR, error="broken"))
     assert (output.finish_reason, output.error) == ("error", "broken")
+
+
+def test_a_delta_costs_no_more_late_than_early():
+    """What a streaming front end reads holds what is new: its size does not grow with the text."""
+    builder = OutputBuilder(TOKENIZER, SamplingParams(max_tokens=4000), "r", (5,))
+    [word] = ids_of(" the")[:1]
+    deltas = [builder.feed(TokenDelta("r", 0, (word,))) for _ in range(2000)]
+    assert {(delta.text, delta.token_ids) for delta in deltas[1:]} == {(TOKENIZER.decode([word]), (word,))}
+    assert [delta.usage.completion_tokens for delta in deltas] == list(range(1, 2001))
+
+
+def test_choices_are_joined_each_for_itself():
+    collector = OutputCollector()
+    for index, text in ((1, "b"), (0, "a"), (1, "B")):
+        collector.add(index, OutputDelta("r", index, text, (7,)))
+    result = collector.result()
+    assert [(choice.index, choice.text, choice.token_ids) for choice in result.choices] == [
+        (0, "a", (7,)),
+        (1, "bB", (7, 7)),
+    ]
+    assert (result.text, result.delta.text) == ("a", "a")
