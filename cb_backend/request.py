@@ -8,9 +8,10 @@ This module imports no torch.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .params import SamplingParams
 
@@ -118,6 +119,15 @@ class Delta:
     logprobs: tuple[Logprob, ...] | None = None
 
 
+class PrivateRoot(NamedTuple):
+    """In the place of a salt: only requests with the same root share blocks, also where prefix caching is off."""
+
+    number: int
+
+
+Salt = str | PrivateRoot
+
+
 class Status(enum.Enum):
     """Where a request is: `SWAPPED` and `WAITING` hold no device blocks, `RUNNING` holds them for all known tokens."""
 
@@ -153,7 +163,7 @@ Sink = Callable[[TokenDelta], None]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence in the engine. Only the engine thread touches it. `n` choices are `n` requests of one group.
+    """One sequence in the engine. Only the engine thread touches it. `n` choices of a prompt are `n` requests.
 
     Invariant: 0 <= num_computed <= num_known; while RUNNING, `blocks` covers at least `num_computed` tokens.
     """
@@ -172,7 +182,7 @@ class Request:
     order: int = 0  # arrival number: breaks ties, never reused
     deadline: float | None = None  # time.monotonic() seconds
     request_class: str = ""
-    salt: str = ""
+    salt: Salt = ""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
     trace_context: Any = None
@@ -183,13 +193,13 @@ class Request:
     blocks: list[int] = field(default_factory=list)  # device block ids, in token order
     host_blocks: list[int] = field(default_factory=list)  # host pool block ids while SWAPPED
     block_nodes: list[int] = field(default_factory=list)  # prefix-index node of each full block (kv/blocks.py)
-    forks: list[Request] = field(default_factory=list)  # choices waiting for this one's prefill
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # collected until the prompt is computed
     queued: bool = False  # has an entry in the waiting heap
     preempted: bool = False  # lost its memory and has not yet come back
     progressed: bool = True  # made a token since it last came back
     computed_high: int = 0  # most tokens ever computed: what is computed again below it was recomputed
     finish_reason: FinishReason | None = None
+    seq_id: int = field(default_factory=itertools.count().__next__)  # never used again, unlike a request id
 
     @property
     def num_known(self) -> int:
@@ -213,6 +223,11 @@ class Request:
     def rank(self) -> tuple[int, int, int]:
         """Order of service: a lower priority number first, then arrival, then choice."""
         return (self.priority, self.order, self.index)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of its prompt are wanted: of several choices the first one gives them."""
+        return self.params.prompt_logprobs is not None and self.index == 0
 
     @property
     def needs_host_tokens(self) -> bool:
@@ -239,18 +254,16 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does, in this order: copies, then the ragged forward, then sampling.
+    """What one step does, in this order: swaps, then the ragged forward, then sampling.
 
-    `assignments`: decodes first, then chunks. `samplers`: one entry per sampled row, (request, row of its logits); a
-    request that forks after its prefill samples the same row once per choice.
+    `assignments`: decodes first, then chunks. `samplers`: the request of each sampled row.
     """
 
     step: int
     assignments: tuple[Assignment, ...]
-    samplers: tuple[tuple[Request, int], ...] = ()
+    samplers: tuple[Request, ...] = ()
     swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
     swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
-    copies: tuple[tuple[int, int], ...] = ()  # (device block, device block): copy on write
     admitted: tuple[Request, ...] = ()
     resumed: tuple[Request, ...] = ()
     preempted: tuple[tuple[Request, str], ...] = ()  # (request, "swap" | "recompute")
@@ -260,7 +273,7 @@ class StepPlan:
         return sum(item.num_tokens for item in self.assignments)
 
     def __bool__(self) -> bool:
-        return bool(self.assignments or self.swap_out or self.swap_in or self.copies)
+        return bool(self.assignments or self.swap_out or self.swap_in)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Parts:
             prompt_len,
             max_tokens,
             request_class,
-            self.core.scheduler.num_waiting,
+            self.core.num_waiting,
             self.core.seconds_per_step,
             self.config.max_num_batched_tokens,
         )
@@ -143,7 +143,7 @@ class Parts:
         cost = scheduler.preemption.cost
         return {
             "running": len(scheduler.running),
-            "waiting": scheduler.num_waiting + self.core.num_unread,
+            "waiting": self.core.num_waiting,
             "swapped": scheduler.num_swapped,
             "steps": scheduler.step,
             "kv_blocks": pool.num_blocks,

@@ -20,6 +20,7 @@ from ..request import FinishReason, Request, StepPlan, StepResult, TokenDelta
 from ..scheduling.draft import Outcome
 from ..scheduling.scheduler import Scheduler
 from ..telemetry.observer import Observer
+from .choices import Choices
 
 logger = logging.getLogger("cb_backend")
 
@@ -79,6 +80,7 @@ class EngineCore:
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
+        self.choices = Choices(scheduler)
         self.executor = executor
         self.overlap = overlap  # plan and launch a step before the one before it has settled
         self.on_start = on_start  # called first of all on the engine thread
@@ -102,6 +104,11 @@ class EngineCore:
     def num_unread(self) -> int:
         """Messages that the engine thread has not seen yet."""
         return self._inbox.qsize()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests and choices that wait, those on their way to the engine thread included."""
+        return self.choices.num_waiting + self.num_unread
 
     @property
     def is_alive(self) -> bool:
@@ -133,11 +140,11 @@ class EngineCore:
             while True:
                 idle = not self.scheduler.has_work and in_flight is None
                 if idle:
-                    self.scheduler.check()
+                    self.choices.check()
                 self._receive(wait=idle)
                 if self._stopping:
                     break
-                self._hand_out(self.scheduler.expire(time.monotonic()))
+                self._hand_out(self.choices.expire(time.monotonic()))
                 in_flight = self._advance(in_flight)
         except BaseException as error:
             self.fault = error
@@ -160,7 +167,7 @@ class EngineCore:
         if settled is not None:
             self._settle(settled)
         elif not plan and self.scheduler.has_work:
-            raise RuntimeError(f"nothing can run, yet {len(self.scheduler.by_id)} requests are unfinished")
+            raise RuntimeError(f"nothing can run, yet {len(self.scheduler.requests)} requests are unfinished")
         return in_flight
 
     def _launch(self, plan: StepPlan, began: float) -> _Step | None:
@@ -182,7 +189,7 @@ class EngineCore:
             return
         ended = time.monotonic()
         self.time.device += ended - start
-        outcomes = self.scheduler.settle(plan, result, ended)
+        outcomes = self.choices.settled(self.scheduler.settle(plan, result, ended))
         self._deliver(outcomes)
         done = time.monotonic()
         self.time.settle += done - ended
@@ -197,7 +204,7 @@ class EngineCore:
     def _fail(self, plan: StepPlan, began: float, error: Exception) -> None:
         logger.exception("step %d failed; its requests end with an error", plan.step)
         reason = first_line(f"{type(error).__name__}: {error}")
-        outcomes = self.scheduler.fail(plan, reason)
+        outcomes = self.choices.settled(self.scheduler.fail(plan, reason), failed=True)
         self._deliver(outcomes)
         for observer in self.observers:
             observer.on_step(plan, began, time.monotonic(), reason)
@@ -215,7 +222,7 @@ class EngineCore:
                 case Add(choices):
                     self._add(choices)
                 case End(request_id, reason, index):
-                    self._hand_out(self.scheduler.finish(request_id, reason, index))
+                    self._hand_out(self.choices.finish(request_id, reason, index))
                 case Call(function, future):
                     try:
                         future.set_result(function())
@@ -226,7 +233,7 @@ class EngineCore:
 
     def _add(self, choices: Sequence[Request]) -> None:
         try:
-            self.scheduler.add(choices)
+            self.choices.add(choices)
         except (RequestError, ValueError) as error:
             _refuse(choices, str(error))
             return
@@ -252,8 +259,7 @@ class EngineCore:
 
     def _end_all(self) -> None:
         reason = FinishReason.ABORT if self.fault is None else FinishReason.ERROR
-        for request_id in list(self.scheduler.by_id):
-            self._hand_out(self.scheduler.finish(request_id, reason))
+        self._hand_out(self.choices.finish_all(reason))
         self._reject_inbox()
 
     def _reject_inbox(self) -> None:
@@ -279,10 +285,6 @@ def _mark_admitted(plan: StepPlan, now: float) -> None:
     """Queueing ends when the step that lets a request in is planned, not when it settles."""
     for request in plan.admitted:
         request.timings.admitted = now
-    if plan.admitted:
-        for request, _row in plan.samplers:  # choices forked in the step that admitted the first one
-            if request.timings.admitted is None:
-                request.timings.admitted = now
 
 
 def _refuse(choices: Sequence[Request], error: str) -> None:

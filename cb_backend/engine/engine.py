@@ -382,7 +382,7 @@ class Engine:
             raise
 
     def _num_waiting(self) -> int:
-        return self.core.scheduler.num_waiting + self.core.num_unread
+        return self.core.num_waiting
 
     def _release(self, request_id: str) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """The device side: everything that touches a tensor happens here, everything before it is host work.
 
 `launch(plan)` starts a step and returns what is on its way; `Pending.result()` waits for it. The order within a step is
-swap out, copy on write, swap in, ragged forward, sampling. A token that is sampled but not yet seen by the host is fed
+swap out, swap in, ragged forward, sampling. A token that is sampled but not yet seen by the host is fed
 to the next step from the device, so that a step can be launched before the one before it has been read.
 """
 
@@ -101,7 +101,6 @@ class Executor:
         swap = self.storage.swap
         swap.out(plan.swap_out)
         swap.before_writing(_written_blocks(plan, self.storage.block_size))
-        self.storage.copy(plan.copies)
         swap.into(plan.swap_in)
         last, self._last = self._last, None
         sampled, prompt_scores = None, []
@@ -118,7 +117,7 @@ class Executor:
             if plan.samplers:
                 in_order = rows == list(range(len(rows)))
                 hidden = hidden[: len(rows)] if in_order else hidden.index_select(0, batch.indices[2])
-                sampled = self.sampler(self.projection(hidden), [request for request, _row in plan.samplers])
+                sampled = self.sampler(self.projection(hidden), plan.samplers)
                 self._last = (plan, sampled)
         return Pending(plan, Arrival(self.device), sampled, prompt_scores)
 
@@ -156,7 +155,7 @@ class Executor:
         first = 0
         for item in plan.assignments:
             request = item.request
-            top = request.params.prompt_logprobs
+            top = request.params.prompt_logprobs if request.scores_prompt else None
             if top is not None and item.start < request.prompt_len and not request.num_settled:
                 targets = request.token_ids[item.start + 1 : min(item.start + item.num_tokens + 1, request.prompt_len)]
                 for at in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
@@ -246,26 +245,26 @@ def _ids_on_device(plan: StepPlan, last: tuple[StepPlan, Sampled] | None) -> tup
         end += item.num_tokens
         if item.start + item.num_tokens > len(item.request.token_ids):
             if rows is None:
-                rows = {id(request): i for i, (request, _row) in enumerate(last[0].samplers)}
+                rows = {id(request): i for i, request in enumerate(last[0].samplers)}
             at.append(end - 1)
             source.append(rows[id(item.request)])
     return at, source
 
 
 def _sampled_rows(plan: StepPlan) -> list[int]:
-    """The row of the batch that each sampler draws from; choices of one prompt share one."""
+    """The rows of the batch that are sampled."""
     end = 0
-    ends: list[int] = []
+    rows: list[int] = []
     for item in plan.assignments:
         end += item.num_tokens
         if item.samples:
-            ends.append(end - 1)
-    return [ends[row] for _request, row in plan.samplers]
+            rows.append(end - 1)
+    return rows
 
 
 def _written_blocks(plan: StepPlan, block_size: int) -> set[int]:
-    """Device blocks that the step's computation writes: copies' destinations and those of the new tokens."""
-    written = {destination for _, destination in plan.copies}
+    """Device blocks that the step's computation writes."""
+    written: set[int] = set()
     for item in plan.assignments:
         first, last = item.start // block_size, (item.start + item.num_tokens - 1) // block_size
         written.update(item.request.blocks[first : last + 1])

@@ -59,5 +59,3 @@ def warm_up(executor: Executor) -> Iterator[str]:
     logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=executor.device)
     executor.sampler(logits, [probe_request([0], logit_bias={0: 1.0})])
     yield "sampling"
-    storage.copy([(storage.trash_block, storage.trash_block)])
-    yield "copying blocks"

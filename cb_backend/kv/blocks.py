@@ -18,9 +18,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count as counter
 
+from ..request import PrivateRoot, Salt
+
 
 class OutOfBlocks(RuntimeError):
     """More blocks were asked for than are available: the caller must check `available` first."""
+
+
+_Key = tuple[int | Salt, tuple[int, ...]]  # (node of the block before or the salt, own tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class _Node:
     """An indexed block: its own number, and the key under which it is found."""
 
     number: int
-    key: tuple[int | str, tuple[int, ...]]
+    key: _Key
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -47,7 +52,7 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently freed first
         self._refs = [0] * num_blocks
         self._content: dict[int, _Node] = {}  # block id -> what it holds
-        self._index: dict[tuple[int | str, tuple[int, ...]], int] = {}  # key -> block id
+        self._index: dict[_Key, int] = {}  # key -> block id
         self._numbers = counter()
         self.queried_tokens = 0
         self.hit_tokens = 0
@@ -111,17 +116,23 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
-    def lookup(self, token_ids: Sequence[int], salt: str = "", limit: int | None = None) -> tuple[list[int], list[int]]:
+    def shares_under(self, salt: Salt) -> bool:
+        """Whether blocks are indexed under `salt`."""
+        return self.enable_prefix_caching or isinstance(salt, PrivateRoot)
+
+    def lookup(
+        self, token_ids: Sequence[int], salt: Salt = "", limit: int | None = None
+    ) -> tuple[list[int], list[int]]:
         """Longest indexed beginning of `token_ids`, in whole blocks: (block ids, their node numbers).
 
         `limit`: look only at this many tokens. Takes no reference: `share` the blocks before anything is allocated.
         """
         blocks: list[int] = []
         nodes: list[int] = []
-        if not self.enable_prefix_caching:
+        if not self.shares_under(salt):
             return blocks, nodes
         size = self.block_size
-        parent: int | str = salt
+        parent: int | Salt = salt
         end = len(token_ids) if limit is None else min(limit, len(token_ids))
         for start in range(0, end - size + 1, size):
             block = self._index.get((parent, tuple(token_ids[start : start + size])))
@@ -138,7 +149,7 @@ class BlockPool:
         self.hit_tokens += hit
 
     def index(
-        self, token_ids: Sequence[int], blocks: Sequence[int], nodes: list[int], num_computed: int, salt: str
+        self, token_ids: Sequence[int], blocks: Sequence[int], nodes: list[int], num_computed: int, salt: Salt
     ) -> None:
         """Makes every full block below `num_computed` findable; `nodes` grows by their node numbers.
 
@@ -146,7 +157,7 @@ class BlockPool:
         any of them is read, so a request of the same step can already share it. Where another block already holds
         the same content, that one stays the indexed one.
         """
-        if not self.enable_prefix_caching:
+        if not self.shares_under(salt):
             return
         size = self.block_size
         for i in range(len(nodes), num_computed // size):
@@ -160,11 +171,14 @@ class BlockPool:
             self._index[key] = blocks[i]
             self._content[blocks[i]] = node
 
-    def invalidate(self, blocks: Iterable[int]) -> None:
-        """The content of these owned blocks is not to be trusted (their step failed): no later request may hit it."""
+    def forget(self, blocks: Iterable[int]) -> None:
+        """No later request may hit these blocks: their content is not to be trusted, or is of no use any more."""
         for block in blocks:
             if block in self._content:
                 self._forget(block)
+                if self._refs[block] == 0:
+                    del self._evictable[block]
+                    self._free.append(block)
 
     def _forget(self, block: int) -> None:
         del self._index[self._content.pop(block).key]

@@ -9,13 +9,12 @@ requests. Padding rows of static-shape batches write to the trash block, which n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from cb_kernels.cpu.memory import zeros
 
-from .swap import CopyBlocks, CudaStreams, Swap, as_ids
+from .swap import CopyBlocks, CudaStreams, Swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class KVGeometry:
 class KVStorage:
     """Args:
     dtype: of K and V, which may be narrower than the model's.
-    copy_blocks: a kernel that copies many blocks at once; None copies them one by one.
+    copy_blocks: a kernel that swaps many small blocks at once; None copies them one by one.
     """
 
     def __init__(
@@ -58,18 +57,9 @@ class KVStorage:
         self.host = torch.empty(num_host_blocks, *shape, dtype=dtype, pin_memory=device.type == "cuda")
         streams = CudaStreams(device) if device.type == "cuda" else None
         self.swap = Swap(self.device, self.host, streams, copy_blocks)
-        self._copy_blocks = copy_blocks
         self.bytes_per_block = block_size * geometry.bytes_per_token(dtype)
         # [num_blocks + 1, num_kv_heads, block_size, head_dim] views, one K and one V per layer
         self.layers = [(self.device[:, i, 0], self.device[:, i, 1]) for i in range(geometry.num_layers)]
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies (source, destination) device blocks: the copy of copy-on-write."""
-        if pairs and self._copy_blocks is not None:
-            self._copy_blocks(self.device, self.device, *as_ids(pairs, self.device.device))
-            return
-        for source, destination in pairs:
-            self.device[destination].copy_(self.device[source])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

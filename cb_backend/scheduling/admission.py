@@ -148,7 +148,7 @@ class Admission:
     def add(self, candidate: Request, new_blocks: int) -> None:
         """`candidate` joined: later questions of this round count it."""
         self._sum_up(candidate)
-        self._count += 1 + len(candidate.forks)
+        self._count += 1
         if self.policy == "worst_case":
             self._reserved += self._worst(candidate, self._blocks(candidate.num_known) - new_blocks)
         elif self.policy == "forecast":
@@ -157,8 +157,7 @@ class Admission:
             self._moments = self._moments.plus(joined)
             self._members.append(Member(candidate, self._blocks(candidate.num_known) - new_blocks))
             if asked is not None and asked.contested:
-                sequences = [sequence for member in self._members for sequence in self._with_choices(*member)]
-                self.reserve.admitted(sequences, self._persistent)
+                self.reserve.admitted(self._members, self._persistent)
 
     def finished(self, request: Request) -> None:
         """`request` ended: its length is an observation, a censored one unless it ended by itself."""
@@ -210,9 +209,8 @@ class Admission:
         return NEVER_ENDS
 
     def _worst(self, request: Request, shared: int) -> int:
-        """Blocks that `request` and its pending choices need at most, without `shared` ones."""
-        whole = most_blocks(request, self.block_size)
-        return whole - shared + len(request.forks) * (whole - request.prompt_len // self.block_size)
+        """Blocks that `request` needs at most, without `shared` ones."""
+        return most_blocks(request, self.block_size) - shared
 
     def _shared_blocks(self, running: Sequence[Request]) -> list[int]:
         """For each request, how many of its blocks others hold too: a beginning of its list, found by bisection."""
@@ -252,30 +250,12 @@ class Admission:
         self._horizons = choose_horizons(typical, np.append(sequences.left, left))
         self._overlap = overlap(sequences.generated, self._horizons)
         self._moments = forecast(sequences, self._horizons, self.curves, self.block_size)
-        for request in running:
-            if request.forks:
-                self._count += len(request.forks)
-                self._moments = self._moments.plus(self._choices(request))
 
     def _sequences(self, candidate: Request, new_blocks: int) -> Moments:
-        """The candidate and its pending choices."""
+        """The candidate alone, as one sequence."""
         known = candidate.num_known
         generated = known - candidate.prompt_len
-        moments = self._forecast_alike(candidate, 1, known, generated, self._blocks(known) - new_blocks)
-        return moments.plus(self._choices(candidate)) if candidate.forks else moments
-
-    def _with_choices(self, leader: Request, shared: int) -> list[Member]:
-        """`leader`, of whose blocks `shared` are counted elsewhere, and the choices that wait for its prefill."""
-        prompt = leader.prompt_len // self.block_size
-        return [Member(leader, shared), *(Member(choice, prompt) for choice in leader.forks)]
-
-    def _choices(self, leader: Request) -> Moments:
-        """Choices that wait for their leader's prefill: they share its full prompt blocks and grow alone."""
-        prompt = leader.prompt_len
-        return self._forecast_alike(leader, len(leader.forks), prompt, 0, prompt // self.block_size)
-
-    def _forecast_alike(self, request: Request, count: int, known: int, generated: int, shared: int) -> Moments:
-        row = self._row(request)
-        columns = np.array([[known], [generated], [request.max_tokens - generated], [row], [shared]], dtype=np.int64)
-        moments = forecast(Sequences(*columns), self._horizons, self.curves, self.block_size)
-        return moments if count == 1 else Moments(count * moments.table)
+        shared = self._blocks(known) - new_blocks
+        columns = [[known], [generated], [candidate.max_tokens - generated], [self._row(candidate)], [shared]]
+        sequences = Sequences(*np.array(columns, dtype=np.int64))
+        return forecast(sequences, self._horizons, self.curves, self.block_size)

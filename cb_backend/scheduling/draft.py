@@ -14,15 +14,12 @@ class Draft:
 
     def __init__(self) -> None:
         self.assignments: list[Assignment] = []
-        self.samplers: list[tuple[Request, int]] = []
-        self.rows = 0  # sampled rows so far
+        self.samplers: list[Request] = []
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
-        self.copies: list[tuple[int, int]] = []
         self.admitted: list[Request] = []
         self.resumed: list[Request] = []
         self.preempted: list[tuple[Request, str]] = []
-        self.forked: list[Request] = []  # they run from this step on
 
     def freeze(self, step: int) -> StepPlan:
         return StepPlan(
@@ -31,7 +28,6 @@ class Draft:
             tuple(self.samplers),
             tuple(self.swap_out),
             tuple(self.swap_in),
-            tuple(self.copies),
             tuple(self.admitted),
             tuple(self.resumed),
             tuple(self.preempted),
@@ -66,9 +62,8 @@ def delta_of(
 ) -> TokenDelta:
     """What the reader of `request` is told; takes the prompt's log-probabilities along once they are complete."""
     prompt_logprobs = None
-    wanted = request.params.prompt_logprobs is not None and request.index == 0
     # Of a prompt of one token there is nothing to compute: it is complete at once.
-    if wanted and len(request.prompt_logprobs) == request.prompt_len - 1:
+    if request.scores_prompt and len(request.prompt_logprobs) == request.prompt_len - 1:
         prompt_logprobs = (None, *request.prompt_logprobs)
         request.prompt_logprobs = []
     return TokenDelta(

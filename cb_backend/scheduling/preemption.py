@@ -64,7 +64,9 @@ class Preemption:
 
     def _way_back(self, request: Request) -> tuple[Mode, float]:
         used = self.pool.blocks_for(request.num_computed)
-        shared = sum(1 for block in request.blocks[:used] if self.pool.refs(block) > 1)
+        shared = 0
+        if self.pool.shares_under(request.salt):
+            shared = sum(1 for block in request.blocks[:used] if self.pool.refs(block) > 1)
         recompute = self.cost.recompute(max(0, request.num_computed - shared * self.pool.block_size))
         swap = self.cost.swap(used)
         can_swap = 0 < used <= self.host.available

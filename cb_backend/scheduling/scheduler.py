@@ -67,45 +67,29 @@ class Scheduler:
         # Every running request may be a decode, and every decode gets its token in every step.
         self.max_running = min(max_num_seqs, max_num_batched_tokens)
         self.running: list[Request] = []  # in rank order
-        self.by_id: dict[str, list[Request]] = {}  # all choices of every unfinished request
+        self.requests: dict[int, Request] = {}  # every unfinished one by its seq_id
         self.waiting = WaitingQueue()
         self._deadlines = Deadlines()
-        self._fork_slots = 0  # places kept for choices that wait for their leader's prefill
         self.num_swapped = 0
         self.step = 0
         self.counters: Counter[str] = Counter()
 
     # -- arrivals and departures ------------------------------------------------------------------------------------
 
-    def add(self, choices: Sequence[Request]) -> None:
-        """Queues one request; `choices[1:]` are forked from `choices[0]` once its prompt is computed.
+    def add(self, request: Request) -> None:
+        """Queues one request. Several choices of a prompt are several requests (engine/choices.py)."""
+        self.requests[request.seq_id] = request
+        self.waiting.push(request)
+        self._deadlines.add(request)
 
-        Raises:
-            ValueError: the request id is in use, or it has more choices than may run at once.
-        """
-        leader = choices[0]
-        if leader.request_id in self.by_id:
-            raise ValueError(f"request id {leader.request_id!r} is already in use")
-        if len(choices) > self.max_running:
-            raise ValueError(f"{len(choices)} choices do not fit into {self.max_running} sequences")
-        leader.forks = list(choices[1:])
-        self.by_id[leader.request_id] = list(choices)
-        self.waiting.push(leader)
-        self._deadlines.add(leader)
-
-    def finish(self, request_id: str, reason: FinishReason, index: int | None = None) -> list[Outcome]:
-        """Ends a request (or one of its choices) from outside: abort, stop string, timeout. Unknown ids do nothing."""
-        choices = [c for c in self.by_id.get(request_id, ()) if index is None or c.index == index]
-        return [self._finish(choice, End(reason)) for choice in choices if choice.status is not Status.FINISHED]
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> Outcome:
+        """Ends an unfinished request from outside: abort, stop string, timeout. It may be one that was never added."""
+        return self._finish(request, End(reason, error=error))
 
     def expire(self, now: float) -> list[Outcome]:
         """Ends every request whose deadline is at or before `now`."""
-        ended: list[Outcome] = []
-        for request_id, order in self._deadlines.passed(now):
-            choices = self.by_id.get(request_id)
-            if choices and choices[0].order == order:  # else: it ended, and its id was used again
-                ended += self.finish(request_id, FinishReason.TIMEOUT)
-        return ended
+        late = (self.requests.get(seq_id) for seq_id in self._deadlines.passed(now))
+        return [self.finish(request, FinishReason.TIMEOUT) for request in late if request is not None]
 
     @property
     def num_waiting(self) -> int:
@@ -113,7 +97,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.by_id)
+        return bool(self.requests)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -125,15 +109,14 @@ class Scheduler:
         budget = self.budget
         for request in self.running:
             if request.num_missing == 1 and self._may_advance(request):
-                self._grow(request, draft)
+                if self._needs_block(request):
+                    request.blocks += self.pool.allocate(1)
                 self._assign(request, 1, draft)
                 budget -= 1
         for request in self.running:
             if budget > 0 and request.num_missing > 1:
                 budget -= self._assign(request, min(budget, request.num_missing), draft)
         self._admit(budget, draft)
-        for choice in draft.forked:
-            insort(self.running, choice, key=_rank)
         self.step += 1
         return draft.freeze(self.step)
 
@@ -141,24 +124,9 @@ class Scheduler:
         """False while its next token is on the device, if that is its last or must be seen on the host first."""
         return not request.num_in_flight or (request.num_output < request.max_tokens and not request.needs_host_tokens)
 
-    def _blocks_to_grow(self, request: Request) -> int:
-        """Blocks its next token needs: one at a block border, or a private copy of a shared partial block."""
-        if self.pool.blocks_for(request.num_known) > len(request.blocks):
-            return 1
-        return int(self.pool.refs(request.blocks[request.num_computed // self.pool.block_size]) > 1)
-
-    def _grow(self, request: Request, draft: Draft) -> None:
-        if not self._blocks_to_grow(request):
-            return
-        (block,) = self.pool.allocate(1)
-        position = request.num_computed // self.pool.block_size
-        if position == len(request.blocks):
-            request.blocks.append(block)
-        else:  # copy on write
-            shared = request.blocks[position]
-            draft.copies.append((shared, block))
-            request.blocks[position] = block
-            self.pool.release([shared])
+    def _needs_block(self, request: Request) -> bool:
+        """Its next token begins a block. Only full blocks are shared, so nobody else writes to the one it is in."""
+        return self.pool.blocks_for(request.num_known) > len(request.blocks)
 
     def _assign(self, request: Request, num_tokens: int, draft: Draft) -> int:
         """Gives `request` its next tokens; planning advances `num_computed`, so the next plan may be made at once."""
@@ -172,30 +140,13 @@ class Scheduler:
         self.counters["computed_tokens"] += num_tokens
         request.num_computed += num_tokens
         request.computed_high = max(request.computed_high, request.num_computed)
-        known_ids = min(request.num_computed, len(request.token_ids))
+        shared = len(request.token_ids) if self.pool.enable_prefix_caching else request.prompt_len
+        known_ids = min(request.num_computed, shared)
         self.pool.index(request.token_ids, request.blocks, request.block_nodes, known_ids, request.salt)
         if samples:
-            row = draft.rows
-            draft.rows += 1
-            for sampler in (request, *self._fork(request, draft)):
-                draft.samplers.append((sampler, row))
-                sampler.num_in_flight += 1
+            draft.samplers.append(request)
+            request.num_in_flight += 1
         return num_tokens
-
-    def _fork(self, leader: Request, draft: Draft) -> list[Request]:
-        """Its prompt is computed: the other choices share its blocks and sample the same row."""
-        forks, leader.forks = leader.forks, []
-        self._fork_slots -= len(forks)
-        for choice in forks:
-            self.pool.share(leader.blocks)
-            choice.blocks = list(leader.blocks)
-            choice.block_nodes = list(leader.block_nodes)
-            choice.num_computed = choice.computed_high = leader.num_computed
-            choice.num_cached = leader.num_cached
-            choice.timings.admitted = leader.timings.admitted
-            choice.status = Status.RUNNING
-        draft.forked += forks
-        return forks
 
     # -- capacity: admit and resume ---------------------------------------------------------------------------------
 
@@ -203,24 +154,19 @@ class Scheduler:
         """Lets waiting requests in, best rank first, while tokens, places and memory are left."""
         asked = False
         while budget > 0 and (head := self.waiting.head()) is not None and not head.num_in_flight:
-            if not self._has_place(head, len(draft.forked)):
+            if len(self.running) >= self.max_running:
                 return
             if not asked:
-                self.admission.begin([*self.running, *draft.forked])
+                self.admission.begin(self.running)
                 asked = True
             if not self._take_memory(head, draft):
                 return
             self.waiting.pop()
-            self._fork_slots += len(head.forks)
             (draft.resumed if head.preempted else draft.admitted).append(head)
             head.preempted = False
             insort(self.running, head, key=_rank)
             if head.num_missing:
                 budget -= self._assign(head, min(budget, head.num_missing), draft)
-
-    def _has_place(self, head: Request, just_forked: int = 0) -> bool:
-        taken = len(self.running) + just_forked + self._fork_slots
-        return taken + 1 + len(head.forks) <= self.max_running
 
     def _take_memory(self, head: Request, draft: Draft) -> bool:
         """Takes blocks for all known tokens of `head`, if they fit and admission agrees."""
@@ -229,7 +175,7 @@ class Scheduler:
         nodes: list[int] = []
         if head.status is Status.WAITING:
             # The last token is always computed: somebody has to produce its logits.
-            limit = 0 if head.params.prompt_logprobs is not None else head.num_known - 1
+            limit = 0 if head.scores_prompt else head.num_known - 1
             cached, nodes = self.pool.lookup(head.token_ids, head.salt, limit)
         new = total - len(cached)
         revived = sum(1 for block in cached if self.pool.refs(block) == 0)
@@ -249,7 +195,7 @@ class Scheduler:
             head.block_nodes = nodes
             head.num_computed = len(cached) * self.pool.block_size
             head.computed_high = max(head.computed_high, head.num_computed)
-            if not head.preempted:
+            if not head.preempted and head.index == 0:  # what other choices find was computed for the first one
                 head.num_cached = head.num_computed
                 self.pool.count_query(head.prompt_len, head.num_cached)
         head.status = Status.RUNNING
@@ -274,20 +220,18 @@ class Scheduler:
     def _make_room_for_decodes(self, draft: Draft) -> None:
         """Preempts until every decode can have the block it needs. The first in rank is never preempted."""
         needs = {
-            request: self._blocks_to_grow(request)
+            request
             for request in self.running
-            if request.num_missing == 1 and self._may_advance(request)
+            if request.num_missing == 1 and self._may_advance(request) and self._needs_block(request)
         }
-        while sum(needs.values()) > self.pool.available:
+        while len(needs) > self.pool.available:
             victim = self.preemption.choose(self.running[1:])
             if victim is None:
                 raise RuntimeError(
                     f"the only running request needs a block and none of {self.pool.num_blocks} is available"
                 )
-            needs.pop(victim.request, None)
+            needs.discard(victim.request)
             self._preempt(victim, draft)
-            # A block that the victim shared may have become private to its other owner.
-            needs = {request: self._blocks_to_grow(request) for request in needs}
 
     def _make_room_for_better(self, draft: Draft) -> None:
         """A waiting request of better priority preempts running ones when it cannot get in otherwise."""
@@ -300,7 +244,7 @@ class Scheduler:
         freeable = sum(1 for r in worse for block in r.blocks if self.pool.refs(block) == 1)
         if need > self.pool.available + freeable:
             return
-        if len(stay) + 1 + len(head.forks) > self.max_running:
+        if len(stay) >= self.max_running:
             return
         self.admission.begin(stay)
         if stay and not self.admission.admits(head, need, 0):
@@ -308,7 +252,7 @@ class Scheduler:
         while worse:
             self.admission.begin(self.running)
             fits = need <= self.pool.available and self.admission.admits(head, need, 0)
-            if self._has_place(head) and fits:
+            if fits and len(self.running) < self.max_running:
                 return
             victim = self.preemption.choose(worse)
             if victim is None:
@@ -319,7 +263,6 @@ class Scheduler:
     def _preempt(self, victim: Victim, draft: Draft) -> None:
         request = victim.request
         self.running.remove(request)
-        self._fork_slots -= len(request.forks)
         used = request.blocks[: self.pool.blocks_for(request.num_computed)]
         if victim.mode == "swap":
             request.host_blocks = self.host.allocate(len(used))
@@ -353,12 +296,12 @@ class Scheduler:
         outcomes: list[Outcome] = []
         if result.prompt_logprobs:
             self._book_prompt_logprobs(plan, result)
-        for i, (request, _row) in enumerate(plan.samplers):
+        for i, request in enumerate(plan.samplers):
             request.num_in_flight -= 1
             if request.status is Status.FINISHED:
                 continue  # ended while its token was on the device
             if i in result.errors:
-                self.pool.invalidate(request.blocks)
+                self.pool.forget(request.blocks)
                 outcomes.append(self._finish(request, End(FinishReason.ERROR, error=result.errors[i])))
                 continue
             outcomes.append(
@@ -367,8 +310,7 @@ class Scheduler:
         for item in plan.assignments:
             request = item.request
             if request.max_tokens == 0 and request.status is Status.RUNNING and request.num_missing == 0:
-                for choice in (request, *request.forks):
-                    outcomes.append(self._finish(choice, End(FinishReason.LENGTH)))
+                outcomes.append(self._finish(request, End(FinishReason.LENGTH)))
         return outcomes
 
     def _book_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
@@ -382,7 +324,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[Outcome]:
         """The step raised on the device: all its requests end, and nothing it wrote is ever hit again."""
         outcomes: list[Outcome] = []
-        for request, _row in plan.samplers:
+        for request in plan.samplers:
             request.num_in_flight -= 1
         for request, mode in plan.preempted:
             if mode == "swap" and request.status is Status.SWAPPED:  # its copy to the host may not have happened
@@ -392,10 +334,10 @@ class Scheduler:
                 self._forget_computed(request)
         for item in plan.assignments:
             if item.request.status is not Status.FINISHED:
-                self.pool.invalidate(item.request.blocks)
-        for request in {item.request.request_id: item.request for item in plan.assignments}.values():
-            for choice in self.by_id.get(request.request_id, [])[:]:
-                outcomes.append(self._finish(choice, End(FinishReason.ERROR, error=error)))
+                self.pool.forget(item.request.blocks)
+        for item in plan.assignments:
+            if item.request.status is not Status.FINISHED:
+                outcomes.append(self._finish(item.request, End(FinishReason.ERROR, error=error)))
         return outcomes
 
     def _append(self, request: Request, token_id: int, logprob: Logprob | None, now: float) -> Outcome:
@@ -419,18 +361,14 @@ class Scheduler:
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self.pool.release(request.blocks)
-            self._fork_slots -= len(request.forks)
         elif request.status is Status.SWAPPED:
             self.host.release(request.host_blocks)
             self.num_swapped -= 1
         self.waiting.leave(request)
-        request.blocks, request.host_blocks, request.block_nodes, request.forks = [], [], [], []
+        request.blocks, request.host_blocks, request.block_nodes = [], [], []
         request.status = Status.FINISHED
         request.finish_reason = end.reason
-        choices = self.by_id[request.request_id]
-        choices.remove(request)
-        if not choices:
-            del self.by_id[request.request_id]
+        self.requests.pop(request.seq_id, None)
         self.counters[f"finished_{end.reason.value}"] += 1
         self.admission.finished(request)
         return request, delta_of(request, token_ids, logprob, end)
@@ -444,7 +382,7 @@ class Scheduler:
         self.pool.check(r.blocks for r in self.running)
         if any(r.num_computed > r.num_known for r in self.running):
             raise RuntimeError("a request has more computed than known tokens")
-        if not self.by_id and (self.running or self.host.num_used or len(self.waiting) or self._fork_slots):
+        if not self.requests and (self.running or self.host.num_used or len(self.waiting)):
             raise RuntimeError(
                 f"idle, but {len(self.running)} running, {len(self.waiting)} waiting, {self.host.num_used} host blocks"
             )

@@ -50,14 +50,13 @@ class WaitingQueue:
 
 class Deadlines:
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str]] = []  # (deadline, arrival number, request id)
+        self._heap: list[tuple[float, int]] = []  # (deadline, seq_id)
 
     def add(self, request: Request) -> None:
         if request.deadline is not None:
-            heapq.heappush(self._heap, (request.deadline, request.order, request.request_id))
+            heapq.heappush(self._heap, (request.deadline, request.seq_id))
 
-    def passed(self, now: float) -> Iterator[tuple[str, int]]:
-        """(request id, arrival number) of every deadline at or before `now`; the request may have ended already."""
+    def passed(self, now: float) -> Iterator[int]:
+        """The seq_id of every deadline at or before `now`; the request may have ended already."""
         while self._heap and self._heap[0][0] <= now:
-            _deadline, order, request_id = heapq.heappop(self._heap)
-            yield request_id, order
+            yield heapq.heappop(self._heap)[1]

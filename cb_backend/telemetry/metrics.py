@@ -84,7 +84,8 @@ class Metrics:
         self._step_sequences.observe(len(plan.assignments))
         self._step_tokens.observe(plan.num_tokens)
         for request in plan.admitted:
-            self._of("cb_requests_admitted_total", self._classes(request.request_class)).inc()
+            if request.index == 0:  # its other choices follow it
+                self._of("cb_requests_admitted_total", self._classes(request.request_class)).inc()
         if error is not None:
             self._failed_steps.inc()
 

@@ -25,7 +25,7 @@ GONE = -1
 
 
 class Occupancy(Protocol):
-    """What the recorder reads after each step: the scheduler."""
+    """What the recorder reads after each step: the engine's queue and pool."""
 
     @property
     def pool(self) -> Any: ...
@@ -78,7 +78,7 @@ class Recorder:
     """Observer of `EngineCore`.
 
     Args:
-        occupancy: the scheduler, read on the engine thread only.
+        occupancy: the queue and the pool, read on the engine thread only.
         model: id that clients use.
         capacity: steps kept.
     """

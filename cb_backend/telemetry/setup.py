@@ -83,7 +83,7 @@ def _observe(parts: Parts, provider: Any, metrics: Metrics | None, *, log: bool)
         bytes_per_block=parts.storage.bytes_per_block,
         decode=decode if captures_content() else None,
     )
-    recorder = Recorder(core.scheduler, parts.model_name)
+    recorder = Recorder(core.choices, parts.model_name)
     observers: list[Observer] = [tracing, recorder]
     reporter = None
     if log or metrics is not None:

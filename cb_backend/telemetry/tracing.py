@@ -46,7 +46,7 @@ class _Root:
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One choice: the phase it is in. Choices that wait for the first one's prefill are in none."""
+    """One choice: the phase it is in."""
 
     root: _Root
     request: Request
@@ -93,8 +93,7 @@ class Tracing:
             if root is None:
                 return
             self._roots[request.request_id] = root
-        phase = QUEUED if request.index == 0 else None
-        life = _Life(root, request, phase, request.timings.enqueued or request.timings.arrival, request.prompt_len)
+        life = _Life(root, request, QUEUED, request.timings.enqueued or request.timings.arrival, request.prompt_len)
         root.open.append(life)
         self._lives[request] = life
 
@@ -238,12 +237,8 @@ class Tracing:
             if item.samples and not failed:
                 completed.append(life)
         for life in completed:
-            followers = [other for other in life.root.open if other.phase is None]
-            for choice in (life, *followers):
-                first = choice.request.timings.first_token
-                if first is None and choice is not life:
-                    continue
-                self._enter(choice, DECODE, first if first is not None and first >= started else ended)
+            first = life.request.timings.first_token
+            self._enter(life, DECODE, first if first is not None and first >= started else ended)
 
     def _enter(self, life: _Life, phase: str, at: float) -> None:
         # With overlap a step is planned before the one before it has settled.

@@ -114,7 +114,7 @@ def replay(
     while True:
         for number, arrival in islice(coming, max(0, QUEUE - scheduler.num_waiting)):
             judged.outputs[str(number)] = arrival.output
-            scheduler.add([_request(number, arrival)])
+            scheduler.add(_request(number, arrival))
         if not scheduler.has_work:
             break
         plan = scheduler.plan()
@@ -165,9 +165,7 @@ def _request(number: int, arrival: Arrival) -> Request:
 
 
 def _answer(plan: StepPlan, judged: Judged) -> StepResult:
-    return StepResult(
-        [END if judged.outputs[r.request_id] == r.num_settled + 1 else OTHER for r, _row in plan.samplers]
-    )
+    return StepResult([END if judged.outputs[r.request_id] == r.num_settled + 1 else OTHER for r in plan.samplers])
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ class ScriptedExecutor:
         if error := self.fail_at.pop(self.steps, None):
             raise error
         # The position of each token is fixed when the step is launched, as on a device that answers late.
-        tokens = [self.model(request, request.num_known - 1) for request, _row in plan.samplers]
+        tokens = [self.model(request, request.num_known - 1) for request in plan.samplers]
         return Late(plan, tokens)
 
 

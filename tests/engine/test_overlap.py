@@ -98,7 +98,13 @@ def test_overlap_changes_no_output(tiny_llama, serial, unseen, budget):
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_overlap_changes_no_output_when_memory_is_short(tiny_llama, serial, mode):
     outputs, stats = run(
-        tiny_llama, overlap=True, num_kv_blocks=16, preemption=mode, admission={"policy": "prompt"}, max_num_seqs=12
+        tiny_llama,
+        overlap=True,
+        num_kv_blocks=26,
+        block_size=4,
+        preemption=mode,
+        admission={"policy": "prompt"},
+        max_num_seqs=12,
     )
     assert_same(outputs, serial)
     assert stats[f"preemptions_{mode}"] > 3
@@ -154,7 +160,7 @@ def test_a_prompt_preempted_in_flight_reports_each_of_its_tokens_once(computed):
     """Its chunk settles after its memory is gone, and is computed again, in chunks of another size."""
     scheduler = make_scheduler(budget=4)
     (request,) = make_request("r", 11, 1, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
-    scheduler.add([request])
+    scheduler.add(request)
 
     def answered(plan):
         values = {"r": [Logprob(p, 0.0) for a in plan.assignments for p in targets(a)]}

@@ -84,7 +84,7 @@ def test_the_least_recently_used_prefix_is_evicted_first():
 def test_invalidated_content_is_never_hit_again():
     pool = BlockPool(4, 2)
     blocks = fill(pool, [1, 2, 3, 4])
-    pool.invalidate(blocks[1:])
+    pool.forget(blocks[1:])
     assert pool.lookup([1, 2, 3, 4])[0] == blocks[:1]
     pool.release(blocks)
     pool.check([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cb_backend.engine.choices import Choices
 from cb_backend.kv.blocks import BlockPool, HostPool
 from cb_backend.params import SamplingParams
 from cb_backend.request import Request, StepPlan, StepResult, Timings, TokenDelta
@@ -97,14 +98,21 @@ def token_of(request: Request, position: int) -> int:
 
 
 def answer(plan: StepPlan, model: Callable[[Request, int], int] = token_of) -> StepResult:
-    return StepResult([model(request, len(request.token_ids)) for request, _row in plan.samplers])
+    return StepResult([model(request, len(request.token_ids)) for request in plan.samplers])
 
 
-def step(scheduler: Scheduler, now: float = 0.0, model: Callable[[Request, int], int] = token_of):
+def step(
+    scheduler: Scheduler,
+    now: float = 0.0,
+    model: Callable[[Request, int], int] = token_of,
+    choices: Choices | None = None,
+):
     """One whole step: (plan, outcomes)."""
     plan = scheduler.plan()
     outcomes = scheduler.settle(plan, answer(plan, model), now)
-    scheduler.check()
+    if choices is not None:
+        outcomes = choices.settled(outcomes)
+    (choices or scheduler).check()
     return plan, outcomes
 
 

@@ -180,29 +180,18 @@ def test_who_joined_still_counts_when_it_is_looked_further_ahead():
         assert admission.admits(endless("c", prompt=36, max_tokens=20), 9, 0) is admitted
 
 
-def test_pending_choices_are_judged_with_their_leader():
-    leader, *leader.forks = make_request("n3", 8, 40, n=3)
-    admission = make_admission(num_blocks=22)
-    admission.begin([running(prompt=8, max_tokens=40)])
-    assert admission.admits(leader, 2, 0)
-    admission.add(leader, 2)
-    assert admission.reserve.watched == 4
-
-
-def test_pending_choices_count_as_sequences_of_their_own():
-    # Each grows to 17 stored tokens, 5 blocks, of which 2 are the shared prompt: 5 + 3 + 3, and 5 of another request.
-    leader, *leader.forks = make_request("n3", 8, 10, n=3, stop_ids=frozenset())
+def test_choices_of_one_prompt_count_as_sequences_that_share_it():
+    # Each grows to 18 stored tokens, 5 blocks, of which 2 are the shared prompt: 5 + 3 + 3, and 5 of another request.
+    pool = BlockPool(40, 4)
+    prompt = pool.allocate(2)
+    first, second, third = make_request("n3", 9, 10, n=3, stop_ids=frozenset())
     other = endless(prompt=8, max_tokens=10)
+    first.blocks, second.blocks = [*prompt, *pool.allocate(1)], [*prompt, *pool.allocate(1)]
+    other.blocks = pool.allocate(2)
+    pool.share(prompt)
     for policy in ("forecast", "worst_case"):
-        assert admits(make_admission(policy, num_blocks=16), [other], leader)
-        assert not admits(make_admission(policy, num_blocks=15), [other], leader)
-
-
-def test_pending_choices_of_a_running_request_count():
-    leader, *leader.forks = make_request("n3", 8, 10, n=3, stop_ids=frozenset())
-    for policy in ("forecast", "worst_case"):
-        assert admits(make_admission(policy, num_blocks=16), [leader], endless("c", prompt=8, max_tokens=10))
-        assert not admits(make_admission(policy, num_blocks=15), [leader], endless("c", prompt=8, max_tokens=10))
+        assert admits(make_admission(policy, 16, pool=pool), [first, second, other], third, 1, shared=2)
+        assert not admits(make_admission(policy, 15, pool=pool), [first, second, other], third, 1, shared=2)
 
 
 @pytest.mark.parametrize("policy", ["forecast", "worst_case"])
@@ -393,7 +382,7 @@ def test_the_soonest_finish_is_never_later_than_an_idle_engine():
     for prompt, output in ((1, 10), (5, 30), (40, 10)):
         bound = admission.seconds_until_finish(prompt, 100, "", 0, 1.0, 16)
         scheduler = make_scheduler(64, 4, budget=16)
-        scheduler.add(make_request(f"{prompt}", prompt, output))
+        scheduler.add(*make_request(f"{prompt}", prompt, output))
         steps = 0
         while scheduler.has_work:
             step(scheduler)
@@ -440,9 +429,8 @@ def test_the_scheduler_runs_with_each_policy():
         scheduler = make_scheduler(16, 4, admission=admission)
         admission.pool = scheduler.pool
         for i in range(12):
-            scheduler.add(
-                make_request(f"{policy}{i}", 1 + i, 6, n=1 + i % 2, params=SamplingParams(max_tokens=6, n=1 + i % 2))
-            )
+            for choice in make_request(f"{policy}{i}", 1 + i, 6, n=1 + i % 2, params=SamplingParams(max_tokens=6)):
+                scheduler.add(choice)
         for _ in range(200):
             if not scheduler.has_work:
                 break

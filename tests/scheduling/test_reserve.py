@@ -165,7 +165,8 @@ def run_scheduler(num_blocks: int) -> Admission:
     scheduler = make_scheduler(num_blocks, 4, admission=admission)
     admission.pool = scheduler.pool
     for i in range(40):
-        scheduler.add(make_request(f"r{i}", 5, 12 + i % 20, n=1 + i % 2))
+        for choice in make_request(f"r{i}", 5, 12 + i % 20, n=1 + i % 2):
+            scheduler.add(choice)
     while scheduler.has_work:
         step(scheduler)
     return admission

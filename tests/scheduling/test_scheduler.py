@@ -16,7 +16,7 @@ from .scripted import EOS, make_request, make_scheduler, step, table
 def test_decodes_come_first_then_chunks_fill_the_budget_and_a_finished_place_is_taken_next_step():
     scheduler = make_scheduler(budget=8, max_num_seqs=3)
     for name, prompt, max_tokens in [("a", 3, 3), ("b", 9, 2), ("c", 6, 2), ("d", 2, 1)]:
-        scheduler.add(make_request(name, prompt, max_tokens))
+        scheduler.add(*make_request(name, prompt, max_tokens))
     steps = []
     while scheduler.has_work:
         steps.append(table(step(scheduler)[0]))
@@ -31,7 +31,7 @@ def test_decodes_come_first_then_chunks_fill_the_budget_and_a_finished_place_is_
 def test_every_running_request_that_can_decode_gets_its_token_before_any_chunk():
     scheduler = make_scheduler(num_blocks=200, budget=4, max_num_seqs=8)
     for i in range(6):
-        scheduler.add(make_request(str(i), 7, 5))
+        scheduler.add(*make_request(str(i), 7, 5))
     while scheduler.has_work:
         decoding = {r.request_id for r in scheduler.running if r.num_missing == 1}
         plan, _ = step(scheduler)
@@ -44,10 +44,10 @@ def test_every_running_request_that_can_decode_gets_its_token_before_any_chunk()
 
 def test_a_request_behind_never_overtakes_a_large_one_that_waits():
     scheduler = make_scheduler(num_blocks=8, block_size=4, budget=64)
-    scheduler.add(make_request("running", 20, 8))
+    scheduler.add(*make_request("running", 20, 8))
     step(scheduler)
-    scheduler.add(make_request("large", 16, 4))
-    scheduler.add(make_request("small", 1, 1))
+    scheduler.add(*make_request("large", 16, 4))
+    scheduler.add(*make_request("small", 1, 1))
     plan, _ = step(scheduler)
     assert table(plan) == {"running": 1}
     order = []
@@ -58,10 +58,10 @@ def test_a_request_behind_never_overtakes_a_large_one_that_waits():
 
 def test_better_priority_is_admitted_first_and_equal_priority_by_arrival():
     scheduler = make_scheduler(max_num_seqs=1)
-    scheduler.add(make_request("first", 2, 1))
-    scheduler.add(make_request("late", 2, 1, priority=1))
-    scheduler.add(make_request("second", 2, 1))
-    scheduler.add(make_request("urgent", 2, 1, priority=-1))
+    scheduler.add(*make_request("first", 2, 1))
+    scheduler.add(*make_request("late", 2, 1, priority=1))
+    scheduler.add(*make_request("second", 2, 1))
+    scheduler.add(*make_request("urgent", 2, 1, priority=-1))
     order = []
     while scheduler.has_work:
         order += [r.request_id for r in step(scheduler)[0].admitted]
@@ -70,9 +70,9 @@ def test_better_priority_is_admitted_first_and_equal_priority_by_arrival():
 
 def test_a_waiting_request_of_better_priority_preempts_when_it_cannot_fit_otherwise():
     scheduler = make_scheduler(num_blocks=6, block_size=4, budget=64)
-    scheduler.add(make_request("low", 16, 6, priority=5))
+    scheduler.add(*make_request("low", 16, 6, priority=5))
     step(scheduler)
-    scheduler.add(make_request("high", 12, 2, priority=1))
+    scheduler.add(*make_request("high", 12, 2, priority=1))
     plan, _ = step(scheduler)
     assert [(r.request_id, mode) for r, mode in plan.preempted] == [("low", "recompute")]
     assert table(plan) == {"high": 12}
@@ -80,9 +80,9 @@ def test_a_waiting_request_of_better_priority_preempts_when_it_cannot_fit_otherw
 
 def test_better_priority_does_not_preempt_what_it_does_not_need():
     scheduler = make_scheduler(num_blocks=12, block_size=4, budget=64)
-    scheduler.add(make_request("low", 16, 6, priority=5))
+    scheduler.add(*make_request("low", 16, 6, priority=5))
     step(scheduler)
-    scheduler.add(make_request("high", 12, 2, priority=1))
+    scheduler.add(*make_request("high", 12, 2, priority=1))
     plan, _ = step(scheduler)
     assert plan.preempted == ()
     assert table(plan) == {"low": 1, "high": 12}
@@ -90,18 +90,18 @@ def test_better_priority_does_not_preempt_what_it_does_not_need():
 
 def test_preempting_is_not_tried_where_it_would_not_help():
     scheduler = make_scheduler(num_blocks=8, block_size=4, budget=64)
-    scheduler.add(make_request("same", 20, 8, priority=1))
-    scheduler.add(make_request("low", 4, 8, priority=5))
+    scheduler.add(*make_request("same", 20, 8, priority=1))
+    scheduler.add(*make_request("low", 4, 8, priority=5))
     step(scheduler)
-    scheduler.add(make_request("high", 20, 2, priority=1))
+    scheduler.add(*make_request("high", 20, 2, priority=1))
     plan, _ = step(scheduler)
     assert plan.preempted == ()
 
 
 def test_shortage_preempts_the_worst_and_the_first_in_rank_keeps_its_memory():
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=64)
-    scheduler.add(make_request("old", 7, 9))
-    scheduler.add(make_request("new", 7, 9))
+    scheduler.add(*make_request("old", 7, 9))
+    scheduler.add(*make_request("new", 7, 9))
     preempted = []
     while scheduler.has_work:
         preempted += [r.request_id for r, _ in step(scheduler)[0].preempted]
@@ -112,8 +112,8 @@ def test_shortage_preempts_the_worst_and_the_first_in_rank_keeps_its_memory():
 @pytest.mark.parametrize("cost, mode", [(CostModel(1e-6, 1.0), "swap"), (CostModel(1.0, 1e-6), "recompute")])
 def test_auto_preempts_by_the_cheaper_way(cost, mode):
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=64, host_blocks=8, cost=cost)
-    scheduler.add(make_request("old", 7, 9))
-    scheduler.add(make_request("new", 7, 9))
+    scheduler.add(*make_request("old", 7, 9))
+    scheduler.add(*make_request("new", 7, 9))
     modes = []
     while scheduler.has_work:
         modes += [m for _, m in step(scheduler)[0].preempted]
@@ -122,8 +122,8 @@ def test_auto_preempts_by_the_cheaper_way(cost, mode):
 
 def test_a_full_host_pool_falls_back_to_recompute():
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=64, host_blocks=1, mode="swap")
-    scheduler.add(make_request("old", 7, 9))
-    scheduler.add(make_request("new", 7, 9))
+    scheduler.add(*make_request("old", 7, 9))
+    scheduler.add(*make_request("new", 7, 9))
     modes = []
     while scheduler.has_work:
         modes += [m for _, m in step(scheduler)[0].preempted]
@@ -132,9 +132,9 @@ def test_a_full_host_pool_falls_back_to_recompute():
 
 def test_a_swapped_request_continues_where_it_was():
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=64, host_blocks=8, mode="swap")
-    scheduler.add(make_request("old", 7, 9))
+    scheduler.add(*make_request("old", 7, 9))
     (new,) = make_request("new", 7, 9)
-    scheduler.add([new])
+    scheduler.add(new)
     resumed = None
     while scheduler.has_work:
         before = new.num_computed
@@ -148,9 +148,9 @@ def test_a_swapped_request_continues_where_it_was():
 
 def test_victim_is_the_cheapest_to_bring_back_per_block():
     scheduler = make_scheduler(num_blocks=11, block_size=4, budget=64, mode="recompute")
-    scheduler.add(make_request("leader", 14, 20))
-    scheduler.add(make_request("short", 5, 20))
-    scheduler.add(make_request("long", 20, 20))
+    scheduler.add(*make_request("leader", 14, 20))
+    scheduler.add(*make_request("short", 5, 20))
+    scheduler.add(*make_request("long", 20, 20))
     step(scheduler)
     plan, _ = step(scheduler)  # "long" needs a sixth block
     # "short" frees 2 blocks for 5 tokens to compute again, "long" 5 for 20: 2.5 tokens a block against 4.
@@ -161,7 +161,7 @@ def test_an_equal_prefix_is_computed_once_also_when_all_arrive_together():
     scheduler = make_scheduler(num_blocks=300, block_size=16, budget=512, max_num_seqs=32)
     shared = list(range(10, 10 + 2000))
     for i in range(32):
-        scheduler.add(make_request(str(i), [*shared, 5000 + i], 1))
+        scheduler.add(*make_request(str(i), [*shared, 5000 + i], 1))
     computed = 0
     while scheduler.has_work:
         plan, _ = step(scheduler)
@@ -173,71 +173,43 @@ def test_an_equal_prefix_is_computed_once_also_when_all_arrive_together():
 def test_salts_do_not_share():
     scheduler = make_scheduler(budget=64)
     for salt in ("a", "b", "a"):
-        scheduler.add(make_request(salt + str(scheduler.num_waiting), list(range(10, 19)), 1, salt=salt))
+        scheduler.add(*make_request(salt + str(scheduler.num_waiting), list(range(10, 19)), 1, salt=salt))
     plan, _ = step(scheduler)
     assert [a.num_tokens for a in plan.assignments] == [9, 9, 1]
 
 
 def test_a_wholly_cached_prompt_still_computes_its_last_token():
     scheduler = make_scheduler(block_size=1, budget=64)
-    scheduler.add(make_request("a", list(range(10, 18)), 1))
+    scheduler.add(*make_request("a", list(range(10, 18)), 1))
     step(scheduler)
     (again,) = make_request("b", list(range(10, 18)), 1)
-    scheduler.add([again])
+    scheduler.add(again)
     plan, _ = step(scheduler)
     assert table(plan) == {"b": 1}
     assert again.num_cached == 7
 
 
-def test_choices_fork_after_the_prompt_and_copy_the_shared_partial_block():
-    scheduler = make_scheduler(num_blocks=16, block_size=4, budget=64)
-    scheduler.add(make_request("r", 6, 4, n=3))
-    plan, _ = step(scheduler)
-    assert table(plan) == {"r": 6}
-    assert [(r.index, row) for r, row in plan.samplers] == [(0, 0), (1, 0), (2, 0)]
-    assert scheduler.pool.num_used == 2  # the prompt's blocks, shared by three
-    plan, _ = step(scheduler)
-    assert len(plan.copies) == 2  # two of three owners take a private copy, the last one keeps the original
-    assert table(plan) == {"r": 1, "r/1": 1, "r/2": 1}
-    assert scheduler.pool.num_used == 4
-    while scheduler.has_work:
-        step(scheduler)
-    assert scheduler.pool.num_used == 0
-
-
-def test_forks_keep_their_places_so_the_limit_of_sequences_holds():
-    scheduler = make_scheduler(num_blocks=64, budget=4, max_num_seqs=4)
-    scheduler.add(make_request("three", 10, 3, n=3))
-    scheduler.add(make_request("two", 2, 3, n=2))
-    most = 0
-    while scheduler.has_work:
-        plan, _ = step(scheduler)
-        most = max(most, len(scheduler.running))
-    assert most == 3
-    assert scheduler.counters["finished_length"] == 5
-
-
 def test_abort_frees_everything_in_every_state():
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=64, host_blocks=8, mode="swap")
-    scheduler.add(make_request("old", 7, 9))
+    scheduler.add(*make_request("old", 7, 9))
     (new,) = make_request("new", 7, 9)
-    scheduler.add([new])
-    scheduler.add(make_request("waiting", 12, 2))
+    scheduler.add(new)
+    scheduler.add(*make_request("waiting", 12, 2))
     while new.status is not Status.SWAPPED:
         step(scheduler)
     for name in ("waiting", "new", "old"):
-        assert [d.finish_reason for _, d in scheduler.finish(name, FinishReason.ABORT)] == [FinishReason.ABORT]
+        (request,) = [r for r in scheduler.requests.values() if r.request_id == name]
+        assert scheduler.finish(request, FinishReason.ABORT)[1].finish_reason is FinishReason.ABORT
         scheduler.check()
     assert not scheduler.has_work
     assert scheduler.pool.num_used == scheduler.host.num_used == scheduler.num_waiting == scheduler.num_swapped == 0
-    assert scheduler.finish("old", FinishReason.ABORT) == []
     assert not scheduler.plan()
 
 
 def test_deadline_ends_running_and_waiting_requests():
     scheduler = make_scheduler(max_num_seqs=1)
-    scheduler.add(make_request("runs", 2, 50, deadline=10.0))
-    scheduler.add(make_request("waits", 2, 50, deadline=5.0))
+    scheduler.add(*make_request("runs", 2, 50, deadline=10.0))
+    scheduler.add(*make_request("waits", 2, 50, deadline=5.0))
     step(scheduler)
     assert scheduler.expire(4.9) == []
     assert [(r.request_id, d.finish_reason) for r, d in scheduler.expire(5.0)] == [("waits", FinishReason.TIMEOUT)]
@@ -251,9 +223,9 @@ def test_end_ids_stop_except_before_min_tokens_and_the_limit_is_a_length():
         return EOS
 
     scheduler = make_scheduler()
-    scheduler.add(make_request("a", 2, 5))
+    scheduler.add(*make_request("a", 2, 5))
     assert [d.finish_reason for _, d in step(scheduler, model=always_eos)[1]] == [FinishReason.STOP]
-    scheduler.add(make_request("b", 2, 3, params=SamplingParams(min_tokens=3, max_tokens=3)))
+    scheduler.add(*make_request("b", 2, 3, params=SamplingParams(min_tokens=3, max_tokens=3)))
     reasons = []
     while scheduler.has_work:
         reasons += [d.finish_reason for _, d in step(scheduler, model=always_eos)[1]]
@@ -262,7 +234,7 @@ def test_end_ids_stop_except_before_min_tokens_and_the_limit_is_a_length():
 
 def test_zero_max_tokens_computes_the_prompt_and_samples_nothing():
     scheduler = make_scheduler()
-    scheduler.add(make_request("score", 5, 0))
+    scheduler.add(*make_request("score", 5, 0))
     plan, outcomes = step(scheduler)
     assert plan.samplers == ()
     assert [(d.token_ids, d.finish_reason) for _, d in outcomes] == [((), FinishReason.LENGTH)]
@@ -270,9 +242,8 @@ def test_zero_max_tokens_computes_the_prompt_and_samples_nothing():
 
 def test_a_row_that_fails_ends_alone_and_its_blocks_are_never_hit():
     scheduler = make_scheduler(budget=64)
-    bad, good = make_request("bad", list(range(10, 19)), 3), make_request("good", 5, 3)
-    scheduler.add(bad)
-    scheduler.add(good)
+    scheduler.add(*make_request("bad", list(range(10, 19)), 3))
+    scheduler.add(*make_request("good", 5, 3))
     plan = scheduler.plan()
     outcomes = scheduler.settle(plan, StepResult([5, 6], errors={0: "not a number"}), 0.0)
     assert [(r.request_id, d.finish_reason, d.error) for r, d in outcomes] == [
@@ -281,15 +252,15 @@ def test_a_row_that_fails_ends_alone_and_its_blocks_are_never_hit():
     ]
     scheduler.check()
     (again,) = make_request("again", list(range(10, 19)), 1)
-    scheduler.add([again])
+    scheduler.add(again)
     step(scheduler)
     assert again.num_cached == 0
 
 
 def test_a_failed_step_ends_its_requests_and_only_those():
     scheduler = make_scheduler(budget=64, max_num_seqs=1)
-    scheduler.add(make_request("a", 5, 3))
-    scheduler.add(make_request("b", 5, 3))
+    scheduler.add(*make_request("a", 5, 3))
+    scheduler.add(*make_request("b", 5, 3))
     outcomes = scheduler.fail(scheduler.plan(), "out of memory")
     assert [(r.request_id, d.error) for r, d in outcomes] == [("a", "out of memory")]
     scheduler.check()
@@ -302,8 +273,7 @@ def test_outputs_do_not_depend_on_schedule_or_preemption():
         scheduler = make_scheduler(prefix_caching=False, **options)
         outputs: dict[str, list[int]] = {}
         for i in range(6):
-            request = make_request(f"r{i}", [7 + i] * (3 + 2 * i), 10)
-            scheduler.add(request)
+            scheduler.add(*make_request(f"r{i}", [7 + i] * (3 + 2 * i), 10))
         while scheduler.has_work:
             for request, delta in step(scheduler)[1]:
                 outputs.setdefault(request.request_id, []).extend(delta.token_ids)
@@ -323,7 +293,7 @@ def test_planning_costs_microseconds_and_does_not_grow_with_the_queue():
             num_blocks=40_000, block_size=32, budget=2000, max_num_seqs=1000, prefix_caching=False
         )
         for i in range(1000 + waiting):
-            scheduler.add(make_request(str(i), 1, 500))
+            scheduler.add(*make_request(str(i), 1, 500))
         while len(scheduler.running) < 1000:
             step(scheduler)
         times = []
@@ -338,12 +308,3 @@ def test_planning_costs_microseconds_and_does_not_grow_with_the_queue():
     few, many = cost(0), cost(10_000)
     assert few < 15e-6
     assert many < 2 * few + 1e-6
-
-
-def test_too_many_choices_and_a_used_id_are_refused():
-    scheduler = make_scheduler(max_num_seqs=2)
-    with pytest.raises(ValueError, match="3 choices do not fit into 2"):
-        scheduler.add(make_request("r", 2, 2, n=3))
-    scheduler.add(make_request("r", 2, 2))
-    with pytest.raises(ValueError, match="already in use"):
-        scheduler.add(make_request("r", 2, 2))

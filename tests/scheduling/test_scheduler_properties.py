@@ -1,4 +1,4 @@
-"""Whatever arrives, leaves, forks or runs short: the scheduler's invariants hold at every step."""
+"""Whatever arrives, leaves, has several choices or runs short: the scheduler's invariants hold at every step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from cb_backend.engine.choices import Choices
 from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason, Request, Status
 from cb_backend.scheduling.preemption import CostModel
@@ -34,11 +35,20 @@ REQUEST = st.tuples(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    prefix_caching = True
+
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = make_scheduler(
-            POOL, BLOCK, host_blocks=5, budget=BUDGET, max_num_seqs=SEQS, cost=CostModel(3e-4, 1e-4)
+            POOL,
+            BLOCK,
+            host_blocks=5,
+            budget=BUDGET,
+            max_num_seqs=SEQS,
+            cost=CostModel(3e-4, 1e-4),
+            prefix_caching=self.prefix_caching,
         )
+        self.choices = Choices(self.scheduler)
         self.now = 0.0
         self.names = 0
         self.alive: dict[str, list[Request]] = {}
@@ -66,14 +76,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             order=self.names,
             params=SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=False),
         )
-        self.scheduler.add(choices)
+        self.choices.add(choices)
         self.alive[name] = choices
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def abort(self, data):
         name = data.draw(st.sampled_from(sorted(self.alive)))
-        self.book(self.scheduler.finish(name, FinishReason.ABORT))
+        self.book(self.choices.finish(name, FinishReason.ABORT))
 
     @rule(steps=st.integers(1, 40))
     def run(self, steps):
@@ -82,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.scheduler.has_work:
                 return
             self.now += 1.0
-            self.book(self.scheduler.expire(self.now))
+            self.book(self.choices.expire(self.now))
             if not self.scheduler.has_work:
                 return
             STEPS += 1
@@ -120,8 +130,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for position in range(a.start, a.start + a.num_tokens):
                 block = a.request.blocks[position // BLOCK]
                 assert owners.setdefault(block, a.request) is a.request, "two sequences write one block"
-        self.book(scheduler.settle(plan, answer(plan, ends_sometimes), self.now))
-        for request, _row in plan.samplers:
+        self.book(self.choices.settled(scheduler.settle(plan, answer(plan, ends_sometimes), self.now)))
+        for request in plan.samplers:
             self.barren[request] = 0
 
     def book(self, outcomes) -> None:
@@ -137,29 +147,38 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_leaks(self):
-        self.scheduler.check()
-        assert set(self.scheduler.by_id) == set(self.alive)
+        self.choices.check()
+        assert {r.request_id for r in self.scheduler.requests.values()} == set(self.alive)
 
     def teardown(self):
         for _ in range(2000):
             if not self.scheduler.has_work:
                 break
             self.now += 1.0
-            self.book(self.scheduler.expire(self.now))
+            self.book(self.choices.expire(self.now))
             if self.scheduler.has_work:
                 self.one_step()
         assert not self.alive, "an accepted request never ended"
-        self.scheduler.check()
+        self.choices.check()
         assert self.scheduler.pool.available == POOL
 
 
-def test_invariants_hold_over_twenty_thousand_steps():
+class WithoutPrefixCaching(SchedulerMachine):
+    prefix_caching = False
+
+    @invariant()
+    def nothing_is_kept_for_requests_that_are_gone(self):
+        if not self.alive:
+            assert self.scheduler.pool.num_cached == 0
+
+
+def run_machine(machine: type[SchedulerMachine], examples: int) -> None:
     global STEPS, PREEMPTIONS
     STEPS = PREEMPTIONS = 0
     run_state_machine_as_test(
-        SchedulerMachine,
+        machine,
         settings=settings(
-            max_examples=400,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             report_multiple_bugs=False,
@@ -168,5 +187,15 @@ def test_invariants_hold_over_twenty_thousand_steps():
             derandomize=True,
         ),
     )
+
+
+def test_invariants_hold_over_twenty_thousand_steps():
+    run_machine(SchedulerMachine, 400)
     assert STEPS >= 20_000
     assert PREEMPTIONS >= 500
+
+
+def test_invariants_hold_without_prefix_caching():
+    run_machine(WithoutPrefixCaching, 140)
+    assert STEPS >= 5_000
+    assert PREEMPTIONS >= 100

@@ -153,9 +153,10 @@ def test_a_request_that_runs_when_the_service_is_ended_has_its_whole_trace(direc
     (request,) = [span for span in spans if span.name == "text_completion tiny"]
     reasons = attributes(request)["gen_ai.response.finish_reasons"]
     assert len(reasons) == 16 and set(reasons) <= {"abort", "length"}  # as far as the service lets them run
-    decodes = [span for span in spans if span.parent_span_id == request.span_id and span.name == "decode"]
-    assert len(decodes) == 16
-    assert max(span.end_time_unix_nano for span in decodes) <= request.end_time_unix_nano
+    own = [span for span in spans if span.parent_span_id == request.span_id]
+    assert sum(span.name == "queued" for span in own) == 16
+    assert sum(span.name == "decode" for span in own) >= 2  # 16 of them may not fit into the pool at once
+    assert max(span.end_time_unix_nano for span in own) <= request.end_time_unix_nano
 
 
 def test_absurd_traceparent_headers_are_ignored(direct):

@@ -190,7 +190,9 @@ def test_choices_share_one_span_and_decode_side_by_side():
     assert root.attributes["gen_ai.response.finish_reasons"] == ("length",) * 3
     assert root.attributes["gen_ai.usage.output_tokens"] == 9
     assert sorted(s.attributes["cb.choice.index"] for s in traced.spans("decode")) == [0, 1, 2]
-    assert [len(traced.spans(name)) for name in ("queued", "prefill")] == [1, 1]
+    assert [len(traced.spans(name)) for name in ("queued", "prefill")] == [3, 3]
+    first, *others = sorted(traced.spans("queued"), key=lambda s: s.attributes["cb.choice.index"])
+    assert all(other.end_time > first.end_time for other in others), "they wait for the first one's prompt"
 
 
 def test_an_aborted_request_ends_its_spans_and_is_no_error():
@@ -232,7 +234,7 @@ def test_spans_that_are_open_at_the_end_are_ended():
     for choice in traced.engine.request("r", 4, 4, n=2):
         traced.tracing.on_added(choice)
     traced.tracing.close()
-    assert [s.name for s in traced.spans()] == ["queued", "text_completion tiny"]
+    assert [s.name for s in traced.spans()] == ["queued", "queued", "text_completion tiny"]
 
 
 def test_work_before_the_engine_is_a_child():
