@@ -1,7 +1,7 @@
 """SIGTERM, gently: refuse what comes, finish what is there, and only then let the server stop.
 
 BentoML's server stops to accept at once but keeps its socket, so that a client that connects during a drain hangs until
-its end. Here the signal first makes the service unready: whoever comes gets 503 with Retry-After, probes see it, and
+its end. Here the signal first makes the service unready: a new request gets 503 with Retry-After, probes see it, and
 the streams go on. When none is left, or the time of `--timeout-graceful-shutdown` is over (then what is left is aborted
 and its clients are told so), the server gets its signal. A second signal is the server's at once.
 """

@@ -84,7 +84,7 @@ def measure_room(memory: DeviceMemory, trial: Callable[[], Trial], sizes: tuple[
     """Runs the largest step, and captures two graphs if there are to be any.
 
     Args:
-        trial: makes one; nobody else may hold it.
+        trial: makes one; there must be no other reference to it.
         sizes: of all graphs that will be captured, ascending.
 
     Raises:

@@ -112,7 +112,7 @@ class GrammarCompiler:
         try:
             made = building.result(self._patience)
         except FutureTimeout:
-            building.cancel()  # if it waits for a thread: nobody waits for it
+            building.cancel()  # if it waits for a thread: its caller has left
             raise _refuse(f"compiling it took more than {self._patience:g} s; simplify it") from None
         with self._lock:
             self._cache[grammar] = made

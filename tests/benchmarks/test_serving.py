@@ -146,7 +146,7 @@ async def test_an_open_loop_sends_on_time_however_slow_the_server_is():
         asked += 1
         if asked == 3:
             hold.set()
-        await hold.wait()  # nobody is answered before the last one came
+        await hold.wait()  # no request is answered before the last one came
         response = await stream_to(request)
         await response.write(token() + usage(1))
         return response

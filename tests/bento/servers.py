@@ -32,7 +32,7 @@ class Server:
         return self.readiness[-1] == 200
 
     def status(self, path: str, timeout: float = 5) -> int:
-        """HTTP status of a GET; 0 if nobody answers in time."""
+        """HTTP status of a GET; 0 if no answer comes in time."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
                 return answer.status

@@ -1,4 +1,5 @@
-"""Reports in which one bad request hurt a server: each is refused by its field's name, and nobody else notices."""
+"""Reports in which one bad request hurt a server: each is refused by its field's name, and no other
+request is affected."""
 
 from __future__ import annotations
 

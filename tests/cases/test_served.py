@@ -142,8 +142,8 @@ def test_case_148_readers_that_sleep_cost_little_and_lose_nothing(server: Server
             sleepers.append(sleeper)
         awake = server.post("/v1/completions", **GREEDY, prompt="A", max_tokens=50)
         assert awake["usage"]["completion_tokens"] == 50
-        # The engine waits for nobody: it has finished all of them while nobody reads. Without native kernels the 50,000
-        # tokens took 41 s on two cores that another job shared.
+        # The engine waits for no reader: it has finished all of them while none reads. Without native kernels the
+        # 50,000 tokens took 41 s on two cores that another job shared.
         server.until(lambda: server.post("/stats")["running"] == 0, "all generated", seconds=150)
         assert worker_of(server).memory_info().rss - before < 150 * 2**20
         received = b""
@@ -204,7 +204,7 @@ def test_case_172_173_what_is_refused_has_a_span_in_its_callers_trace(server: Se
         [span] = [span for span in traces[number] if span.kind == SERVER_KIND]
         assert attributes(span)["http.status_code"] == status
         assert span.parent_span_id.hex() == f"{number:016x}"
-    assert 0xBAD not in traces  # TRACEPARENT of the environment is nobody's parent
+    assert 0xBAD not in traces  # TRACEPARENT of the environment is no request's parent
 
 
 async def test_case_175_a_client_that_leaves_mid_stream_leaves_no_error_in_the_log(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be served is refused at once, naming the field, and nobody else notices."""
+"""What cannot be served is refused at once, naming the field, and no other request is affected."""
 
 from __future__ import annotations
 

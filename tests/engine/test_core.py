@@ -197,7 +197,7 @@ def test_an_error_in_the_scheduler_ends_everybody_and_is_visible(start):
     core._thread.join(10)
     assert not core.is_alive
     assert isinstance(core.fault, TypeError)
-    # whoever comes later is told at once
+    # a later request is told at once
     assert ask(core, "late").all()[1].error == "the engine has stopped"
 
 
@@ -238,7 +238,7 @@ def test_a_leak_is_found_as_soon_as_the_engine_is_idle(start):
     core = start(num_blocks=64)
     ask(core, "r").all()
     assert idle(core)
-    core.call(lambda: core.scheduler.pool.allocate(1))  # nobody owns it
+    core.call(lambda: core.scheduler.pool.allocate(1))  # no request owns it
     core._thread.join(10)
     assert not core.is_alive
     assert "reference counts differ" in str(core.fault)

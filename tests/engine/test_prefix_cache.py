@@ -21,7 +21,7 @@ def test_prompts_that_arrive_together_share_their_prefix(engine):
     outputs = engine.generate(prompts, PARAMS)
     cached = [output.usage.cached_tokens for output in outputs]
     assert cached == [0] + [192] * 15  # 12 whole blocks of 16
-    # 201 once, then 9 of each of the others, and three further tokens of everybody
+    # 201 once, then 9 of each of the others, and three further tokens of each
     assert engine.stats()["computed_tokens"] == 201 + 15 * 9 + 16 * 3
     assert engine.stats()["prefix_hit_tokens"] == 15 * 192
 

@@ -34,7 +34,7 @@ def formatted(kind: str, value: Any) -> SamplingParams:
         ("A", ONE, {"request_class": HALF}, "request_class"),
         ("A", ONE, {"request_class": 5}, "request_class"),
         ("A", ONE, {"salt": HALF}, "salt"),
-        ("A", ONE, {"salt": 5}, "salt"),  # a number could be taken for a block of somebody else's prefix
+        ("A", ONE, {"salt": 5}, "salt"),  # a number could be taken for a block of another prefix
         ("A", ONE, {"request_id": HALF}, "request_id"),
         ("A", formatted("regex", HALF), {}, "response_format.regex"),
         ("A", formatted("choice", ["a", HALF]), {}, "response_format.choice.1"),

@@ -11,7 +11,7 @@ from cb_backend.kv.swap import Swap
 
 
 class PlayedStreams:
-    """Two queues that run only when somebody waits for them, as late as a device may."""
+    """Two queues that run only when they are waited for, as late as a device may."""
 
     def __init__(self) -> None:
         self.log: list[str] = []

@@ -41,7 +41,7 @@ def old_entry(store: Path, name: str, model: Path, *, tokenizer: bool) -> Path:
 
 
 def poison(path: Path) -> None:
-    """Puts a link to nothing where the pickle was: whoever opens it gets FileNotFoundError."""
+    """Puts a link to nothing where the pickle was: opening it raises FileNotFoundError."""
     path.symlink_to(path.with_name("pickle-was-opened"))
 
 

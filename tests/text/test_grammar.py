@@ -197,7 +197,7 @@ def test_a_grammar_that_takes_long_is_compiled_where_there_is_time(compiler):
 
 
 def test_slow_grammars_hold_back_no_other_for_ever():
-    """Two compile at a time: a third waits its time, is refused, and is not compiled when nobody waits any more."""
+    """Two compile at a time: a third waits its time, is refused, and is not compiled once its caller has left."""
     compiler = GrammarCompiler(build_tokenizer(), VOCAB_SIZE, {2}, max_compile_seconds=0.01)
     built, go_on, build = [], threading.Event(), compiler._build
 
