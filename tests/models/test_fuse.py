@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,13 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from cb_backend.attention.batch import RaggedBatch
 from cb_backend.attention.cpu import NativeAttention
 from cb_backend.attention.hook import IMPLEMENTATION, register
-from cb_backend.models.layers.fused import fuse_model, merged_linear
+from cb_backend.models.layers.fused import fuse_model
+from cb_backend.models.layers.products import merged_linear
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -41,6 +44,19 @@ CONFIGS = {
     "mistral": MistralConfig(**_SIZES, sliding_window=5),
     "qwen2": Qwen2Config(**_SIZES),
     "qwen3": Qwen3Config(**{**_SIZES, "head_dim": 32}),
+    "llama with all biases": LlamaConfig(**_SIZES, mlp_bias=True, attention_bias=True),
+    "llama with biases in the mlp": LlamaConfig(**_SIZES, mlp_bias=True),
+    "llama with biases in the attention": LlamaConfig(**_SIZES, attention_bias=True),
+    "llama with scaled rotary factors": LlamaConfig(
+        **_SIZES,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "attention_factor": 1.3,
+        },
+    ),
 }
 
 
@@ -89,7 +105,7 @@ def test_float32_states_and_cache_are_equal(native_kernels: Library, name: str) 
     backend = NativeAttention(native_kernels)
     model = build(CONFIGS[name], torch.float32)
     expected, expected_kv = run(model, backend)
-    assert fuse_model(model, backend.library) == 2
+    assert fuse_model(model, backend.library).fused == 2
     got, kv = run(model, backend)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(kv, expected_kv, rtol=1e-5, atol=1e-5)
@@ -106,6 +122,93 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_model(native_kernels: Libra
     assert (run(model, backend)[0].float() - exact).norm() <= 1.25 * plain_error
 
 
+def test_layers_that_the_one_call_cannot_do_are_fused_one_by_one(native_kernels: Library) -> None:
+    report = fuse_model(build(CONFIGS["llama with biases in the mlp"], torch.float32), native_kernels)
+    assert (report.whole, report.single) == (0, 2)
+    assert str(report) == "2 decoder layers: 2 one by one (biases in the MLP)"
+    report = fuse_model(build(CONFIGS["llama with biases in the attention"], torch.float32), native_kernels)
+    assert str(report) == "2 decoder layers: 2 as one call"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", ["llama", "llama with biases in the mlp"], ids=["one call", "one by one"])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_layer_whose_forward_differs_keeps_its_modules(
+    native_kernels: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    config: str,
+    dtype: torch.dtype,
+    odd: int,
+) -> None:
+    """Nothing that could be read off the modules says so: only running them does."""
+    forward = LlamaMLP.forward
+    model = build(CONFIGS[config], dtype)
+    monkeypatch.setattr(
+        LlamaMLP,
+        "forward",
+        lambda self, x: forward(self, x) * (1.2 if self is model.base_model_layers[odd].mlp else 1),
+    )
+    model.base_model_layers = list(model.base_model.layers)
+    backend = NativeAttention(native_kernels)
+    expected, expected_kv = run(model, backend)
+    report = fuse_model(model, backend.library)
+    assert report.fused == 1
+    assert sum(report.not_fused.values()) == 1
+    assert "LlamaDecoderLayer" in next(iter(report.not_fused))
+    assert f"LlamaDecoderLayer {odd} " in caplog.text
+    got, kv = run(model, backend)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(kv, expected_kv, rtol=tolerance, atol=tolerance)
+
+
+def _another_module(layer: Any) -> None:
+    layer.self_attn.gate = torch.nn.Linear(64, 4)
+
+
+def _another_number(layer: Any) -> None:
+    layer.residual_multiplier = 0.22
+
+
+def _another_tensor(layer: Any) -> None:
+    layer.self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
+
+
+def _another_norm(layer: Any) -> None:
+    layer.input_layernorm = torch.nn.LayerNorm(64)
+
+
+def _another_linear(layer: Any) -> None:
+    layer.mlp.up_proj = torch.nn.Sequential(layer.mlp.up_proj)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_another_module, "LlamaDecoderLayer: beside the nearest known family, it has self_attn.gate"),
+        (_another_number, "LlamaDecoderLayer: residual_multiplier = 0.22 is not known"),
+        (_another_tensor, "LlamaDecoderLayer: self_attn.sinks is a tensor of a kind that is not known"),
+        (_another_norm, "LlamaDecoderLayer: input_layernorm is a LayerNorm, not a root-mean-square norm"),
+        (_another_linear, "LlamaDecoderLayer: mlp.up_proj is a Sequential, not a plain Linear"),
+    ],
+    ids=["module", "number", "tensor", "norm", "linear"],
+)
+def test_what_is_not_understood_is_named_and_not_fused(
+    native_kernels: Library, caplog: pytest.LogCaptureFixture, change: Callable[[Any], None], reason: str
+) -> None:
+    model = build(CONFIGS["llama"], torch.float32)
+    change(model.base_model.layers[1])
+    caplog.set_level("INFO")
+    backend = NativeAttention(native_kernels)
+    expected, _ = run(model, backend)
+    report = fuse_model(model, native_kernels)
+    assert report.not_fused == {reason: 1}
+    assert report.single == 1
+    assert f"2 decoder layers: 1 one by one; 1 not fused: {reason} for the native CPU kernels" in caplog.text
+    torch.testing.assert_close(run(model, backend)[0], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_unpacked_weights_are_dropped(native_kernels: Library) -> None:
     model = build(CONFIGS["llama"], torch.bfloat16)
     layer = model.base_model.layers[0]
@@ -115,7 +218,7 @@ def test_unpacked_weights_are_dropped(native_kernels: Library) -> None:
 
 def test_other_architectures_stay_as_they_are(native_kernels: Library) -> None:
     model = build(Gemma2Config(**_SIZES), torch.float32)
-    assert fuse_model(model, native_kernels) == 0
+    assert fuse_model(model, native_kernels).fused == 0
     assert model.base_model.layers[0].self_attn.q_proj.weight.numel() > 0
 
 

@@ -98,10 +98,26 @@ class Decoder:
         self._memory = PackedMemory()
         self._calls: list[tuple[float, int]] = []  # distinct (scale, window)
         self._held: list[object] = []  # what the structures point to
-        made = [self._layer(layer) for layer in layers]
-        self._layers = (binding.DecoderLayer * len(made))(*made)
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._made = [self._layer(layer) for layer in layers]
+        self._use_layers()
         self._rows = 0
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def append(self, layer: LayerWeights) -> None:
+        """Adds a layer behind the last one."""
+        self._made.append(self._layer(layer))
+        self._use_layers()
+
+    def pop(self) -> None:
+        """Takes the last layer off again."""
+        self._made.pop()
+        self._use_layers()
+
+    def _use_layers(self) -> None:
+        self._layers = (binding.DecoderLayer * len(self._made))(*self._made)
+        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # those that the layers point to
 
     def _layer(self, layer: LayerWeights) -> binding.DecoderLayer:
         def hold(tensor: torch.Tensor | None, dtype: torch.dtype = self.dtype) -> int | None:
@@ -158,6 +174,8 @@ class Decoder:
         slots: torch.Tensor,
         batch: Batch,
         caches: list[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        only: int | None = None,
     ) -> float:
         """Runs all layers on `hidden` [rows, hidden_size], in place, and writes K and V of its rows.
 
@@ -165,7 +183,9 @@ class Decoder:
             cos, sin: [rows, head_dim]; all of the decoder's dtype.
             slots: int64 [rows], see `Library.write_kv`.
             batch: the step's ragged batch over these rows.
-            caches: K and V of each layer, [num_blocks, num_kv_heads, block_size, head_dim], all of equal strides.
+            caches: K and V of each layer (there may be more), [num_blocks, num_kv_heads, block_size, head_dim], all of
+                equal strides.
+            only: the one layer to run; None: all.
 
         Returns:
             Seconds that the thread that other processes hindered most did not run.
@@ -189,7 +209,7 @@ class Decoder:
         plans = (ctypes.c_void_p * count)(*(plan for plan, _ in prepared))
         attentions = (ctypes.c_void_p * count)(*(attention for _, attention in prepared))
         call = binding.Decoder(
-            layers=ctypes.addressof(self._layers),
+            layers=ctypes.addressof(self._layers) + (only or 0) * ctypes.sizeof(binding.DecoderLayer),
             attentions=ctypes.addressof(attentions),
             plans=ctypes.addressof(plans),
             hidden=hidden.data_ptr(),
@@ -208,7 +228,7 @@ class Decoder:
             attended_row=self._attended.stride(0),
             gated_row=self._gated.stride(0),
             projected_row=self._projected.stride(0),
-            num_layers=len(self._layers),
+            num_layers=len(self._layers) if only is None else 1,
             rows=rows,
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
@@ -229,9 +249,9 @@ class Decoder:
 
     def _use_caches(self, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         strides = {tensor.stride() for pair in caches for tensor in pair}
-        if len(caches) != len(self._layers) or len(strides) != 1:
+        if len(caches) < len(self._layers) or len(strides) != 1:
             raise UnsupportedShape(f"{len(caches)} caches with strides {strides} for {len(self._layers)} layers")
-        for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
+        for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=False):
             layer.k_cache, layer.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         self._caches = caches
 
