@@ -7,6 +7,7 @@ checked here. Written against BentoML 1.4.30 to 1.4.40.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextvars import Context
 from functools import cache, wraps
@@ -20,6 +21,7 @@ from bentoml._internal.resource import get_resource, system_resources
 from bentoml._internal.runner.runner_handle.local import LocalRunnerRef
 from bentoml._internal.runner.runner_handle.remote import RemoteRunnerClient
 from bentoml._internal.runner.strategy import DefaultStrategy
+from starlette.middleware import Middleware
 
 __all__ = [
     "DefaultStrategy",
@@ -31,10 +33,13 @@ __all__ = [
     "describe_mounted_applications",
     "end_timers_with_their_requests",
     "get_resource",
+    "guard_services",
     "http_address",
+    "running_server",
     "store_path",
     "system_resources",
     "tracer_provider",
+    "watch_connections",
 ]
 
 JSON = dict[str, Any]
@@ -176,3 +181,66 @@ def end_timers_with_their_requests(too_late: Callable[[Any, float], Any]) -> Non
             timer.cancel()
 
     TimeoutMiddleware.__call__ = call
+
+
+def guard_services(base: type, guard: Any, origins_are_checked: Callable[[], Any]) -> None:
+    """From now on the outermost ASGI layer of every service whose class inherits from `base` is `guard`.
+
+    Args:
+        guard: an ASGI middleware; made with no further arguments.
+        origins_are_checked: called to make the guard's `settings` where BentoML's own CORS is on.
+    """
+    from _bentoml_impl.server.app import ServiceAppFactory
+
+    original = ServiceAppFactory.middlewares.fget
+
+    def middlewares(self: Any) -> list[Middleware]:
+        found: list[Middleware] = original(self)
+        if issubclass(self.service.inner, base) and not any(layer.cls is guard for layer in found):
+            options = {"settings": origins_are_checked()} if self.enable_access_control else {}
+            found.insert(0, Middleware(guard, **options))
+        return found
+
+    ServiceAppFactory.middlewares = property(middlewares)
+
+
+def running_server() -> Any:
+    """The uvicorn server that runs in this thread, found by its signal handler; None where there is none."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return server if hasattr(getattr(server, "server_state", None), "connections") else None
+
+
+@cache
+def watch_connections() -> None:
+    """From now on uvicorn's connections count the bytes of bodies that came, as `cb_received`, and a lost connection
+    is told to the request that is being answered on it.
+
+    uvicorn tells only the one that came last: with a second request sent ahead, the first never hears of it.
+    """
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    protocol: Any = HttpToolsProtocol
+    start, lost, body_came = protocol._start_asgi_task, protocol.connection_lost, protocol.on_body
+
+    @wraps(start)
+    def starting(self: Any, cycle: Any, app: Any) -> None:
+        self.cb_answered = cycle
+        start(self, cycle, app)
+
+    @wraps(lost)
+    def losing(self: Any, error: Exception | None) -> None:
+        lost(self, error)
+        cycle = getattr(self, "cb_answered", None)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    @wraps(body_came)
+    def counting(self: Any, body: bytes) -> None:
+        self.cb_received += len(body)
+        body_came(self, body)
+
+    protocol.cb_received = 0
+    protocol._start_asgi_task = starting
+    protocol.connection_lost = losing
+    protocol.on_body = counting

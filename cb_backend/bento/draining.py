@@ -21,6 +21,8 @@ logger = logging.getLogger("cb_backend")
 
 _POLL_SECONDS = 0.05
 _LAST_BYTES_SECONDS = 2
+# Where `--timeout-graceful-shutdown` is not given: uvicorn itself would wait for ever, BentoML's supervisor for a day.
+DEFAULT_GRACE_SECONDS = 30
 
 
 def drain_on_sigterm(begin: Callable[[], None], is_idle: Callable[[], bool], abort: Callable[[], None]) -> bool:
@@ -71,15 +73,15 @@ class _Drain:
     async def _run(self, stop: Callable[[], Any]) -> None:
         logger.info("asked to stop: requests are refused, those begun are finished")
         limit, began = self._config.timeout_graceful_shutdown, time.monotonic()
+        limit = DEFAULT_GRACE_SECONDS if limit is None else limit
         try:
             await asyncio.wait_for(self._until_idle(), limit)
         except asyncio.TimeoutError:
             logger.warning("requests are unfinished after %s s: they are aborted", limit)
             await asyncio.to_thread(self._abort)
         finally:
-            if limit is not None:
-                left = limit - (time.monotonic() - began)
-                self._config.timeout_graceful_shutdown = max(_LAST_BYTES_SECONDS, round(left))
+            left = limit - (time.monotonic() - began)
+            self._config.timeout_graceful_shutdown = max(_LAST_BYTES_SECONDS, round(left))
             stop()
 
     async def _until_idle(self) -> None:

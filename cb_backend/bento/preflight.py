@@ -7,6 +7,7 @@ settings and its home, bentoml.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import socket
@@ -17,6 +18,9 @@ from typing import Any
 import yaml
 
 from ..versions import VersionError, check_versions
+from .guard import GuardSettings, SettingsError
+
+logger = logging.getLogger("cb_backend")
 
 # BentoML maps its metrics into memory, from files in its home. A write that finds no room there kills the worker with
 # SIGBUS, not with an error. They take less than 1 MiB.
@@ -120,6 +124,24 @@ def _address(options: Mapping[str, Any]) -> tuple[str, int]:
     return host or configured_host, configured_port if port is None else port
 
 
+def check_guard(host: str) -> str | None:
+    """That the guard's settings are right; returns a warning where strangers could use the server.
+
+    Raises:
+        Unfit: a variable of the guard is wrong.
+    """
+    try:
+        settings = GuardSettings.from_environment()
+    except SettingsError as error:
+        raise Unfit(str(error)) from None
+    if settings.keys or host in ("localhost", "::1") or host.startswith("127."):
+        return None
+    return (
+        f"{host} is open to the network and no key is asked for: every client that reaches it is served; set "
+        "CB_API_KEYS or --host 127.0.0.1, or put a proxy with authentication before it (docs/security.md)"
+    )
+
+
 def before_serving() -> None:
     """The checks that any way to `bentoml serve` goes through, in the process that is about to bind the address.
 
@@ -135,6 +157,9 @@ def before_serving() -> None:
     try:
         check_versions()
         check_home(home_of())
-        check_address(*_address(context.params))
+        host, port = _address(context.params)
+        check_address(host, port)
+        if warning := check_guard(host):
+            logger.warning(warning)
     except (Unfit, VersionError) as error:
         raise BentoMLException(str(error)) from None

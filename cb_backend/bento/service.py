@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,9 +36,11 @@ from ..openai.rendering import Generation
 from ..request import RequestOutput
 from ..text.output import OutputCollector
 from . import endpoints
-from .compat import end_timers_with_their_requests, tracer_provider
+from .compat import end_timers_with_their_requests, guard_services, tracer_provider
+from .connections import keep_connections
 from .dependency import STREAMS, repair_proxies
 from .draining import drain_on_sigterm
+from .guard import Guard, GuardSettings
 from .loading import Loading, configured
 from .preflight import before_serving
 from .timeouts import too_late
@@ -59,6 +62,7 @@ class ContinuousBatching:
     model: ClassVar[Any] = None
     engine_config: ClassVar[Mapping[str, Any]] = {}
     _loading: Loading | None = None
+    _keeping: asyncio.Task[None] | None = None  # asyncio itself keeps no reference to a task
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -71,6 +75,7 @@ class ContinuousBatching:
     async def start_loading(self) -> None:
         """Begins to load the model, once; returns at once."""
         end_timers_with_their_requests(too_late)
+        self._keeping = keep_connections()
         loading = self._start()
         drain_on_sigterm(loading.drain, lambda: loading.is_idle, loading.close)
 
@@ -200,6 +205,9 @@ class ContinuousBatching:
         if error.status >= 500:
             logger.warning("refused: %s", error)
         return BentoMLException(str(error), error_code=HTTPStatus(error.status))
+
+
+guard_services(ContinuousBatching, Guard, lambda: replace(GuardSettings.from_environment(), origins=None))
 
 
 def llm_service(

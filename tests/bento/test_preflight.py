@@ -14,7 +14,7 @@ import yaml
 from bentoml_cli.serve import serve_command
 
 from cb_backend.bento import preflight, serve
-from cb_backend.bento.preflight import ROOM, Unfit, before_serving, check_address, check_home, check_models
+from cb_backend.bento.preflight import ROOM, Unfit, before_serving, check_address, check_guard, check_home, check_models
 
 TAG = "mine:abcdef"
 
@@ -173,3 +173,14 @@ def test_the_address_is_the_one_that_bentoml_will_take(
     with command.make_context("serve", [*options, "integration.service:LLM"]):
         before_serving()
     assert asked == [address]
+
+
+def test_an_open_server_without_keys_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CB_API_KEYS", raising=False)
+    assert [check_guard(host) for host in ("127.0.0.1", "localhost", "::1")] == [None] * 3
+    assert "CB_API_KEYS" in (check_guard("0.0.0.0") or "")
+    monkeypatch.setenv("CB_API_KEYS", "secret")
+    assert check_guard("0.0.0.0") is None
+    monkeypatch.setenv("CB_API_KEYS", ",")
+    with pytest.raises(Unfit, match="CB_API_KEYS"):
+        check_guard("127.0.0.1")
