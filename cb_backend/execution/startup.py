@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import cb_kernels.cpu
 import torch
+from cb_kernels.cpu.memory import return_freed
 
 from ..attention.capabilities import AttentionNeeds
 from ..attention.hook import AttentionBackend, NarrowingBackend
@@ -78,6 +79,7 @@ def prepare(
     if library is not None:
         fuse_model(loaded.model, library)
         pack_embeddings(loaded.model, library)
+        return_freed()
     if kv_dtype(config, loaded.dtype) != loaded.dtype:
         backend = cast(NarrowingBackend, backend).with_scales(_measure_scales(config, loaded, backend))
     sizes = bucket_sizes(min(config.max_num_seqs, config.max_num_batched_tokens)) if config.cuda_graphs else ()

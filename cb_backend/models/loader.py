@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cb_kernels.cpu
 import torch
+from cb_kernels.cpu.binding import ISA_VARIABLE
 
 from ..attention.hook import IMPLEMENTATION, register
 from ..config import EngineConfig
@@ -131,7 +134,8 @@ def choose_dtype(wanted: str, checkpoint: torch.dtype, device: torch.device) -> 
     """The dtype of weights, activations and K/V.
 
     `auto` keeps the checkpoint's, except on a CPU: 16-bit there means bfloat16 where the CPU multiplies it natively
-    (no CPU does float16 well), and float32 where it would be emulated.
+    (no CPU does float16 well), and float32 where it would be emulated: the native kernels keep the weights in the
+    checkpoint's 16 bits all the same.
     """
     if wanted != "auto":
         return _DTYPES[wanted]
@@ -141,7 +145,13 @@ def choose_dtype(wanted: str, checkpoint: torch.dtype, device: torch.device) -> 
 
 
 def cpu_has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU has bfloat16 dot products (x86: AVX512-BF16 or AMX; Arm: BF16). False where this is unknown."""
+    """Whether the CPU has bfloat16 dot products (x86: AVX512-BF16 or AMX; Arm: BF16). False where this is unknown.
+
+    An instruction set that `CB_CPU_ISA` forces counts in place of the CPU's.
+    """
+    library = cb_kernels.cpu.load() if os.environ.get(ISA_VARIABLE) else None
+    if library is not None:
+        return library.native.has_product
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

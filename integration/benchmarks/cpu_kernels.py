@@ -1,4 +1,6 @@
-"""Native CPU attention against the ways to do it in torch: `python -m integration.benchmarks.cpu_kernels`.
+"""Native CPU kernels against the ways to do it in torch: `python -m integration.benchmarks.cpu_kernels`.
+
+Attention and the final projection on the best instruction set; with `--products`, the float32 product on all of them.
 
 Every way attends to the same paged cache (head-major blocks) and its output is compared with float64 first. Times are
 minima and medians over a budget of seconds per cell, and the process's CPU time per call, which stays true on a shared
@@ -19,8 +21,11 @@ from typing import NamedTuple
 
 import torch
 from cb_kernels import cpu
+from cb_kernels.cpu.panels import PackedMatrix
 from cb_kernels.paged_attention.reference import reference_attention
 from torch.nn.functional import linear, scaled_dot_product_attention
+
+from .cpu_products import LEVELS, table
 
 HEADS = {"smollm2 9/3/64": (9, 3, 64), "llama 32/8/128": (32, 8, 128)}
 WORK = {  # query rows, context of each sequence
@@ -192,12 +197,14 @@ def projection_table(library: cpu.Library, budget: float) -> list[Timing]:
     """The last projection, bf16 [rows, 576] x [49152, 576]: torch needs a float32 copy of the weights."""
     weight = torch.randn(49152, 576).bfloat16()
     wide = weight.float()
+    packed = PackedMatrix(library, weight)
+    native = library.linear_f32 if library.multiplies_bf16(weight) else lambda x, _: packed(x.float())
     timings = []
-    for rows in (1, 4, 16, 32, 64):
+    for rows in (1, 4, 16, 32, 64, 512):
         x = torch.randn(rows, 576).bfloat16()
         exact = x.double() @ weight[:4096].double().T
         ways: dict[str, Callable[[], torch.Tensor]] = {
-            "native f32 logits": lambda x=x: library.linear_f32(x, weight),  # type: ignore[misc]
+            "native f32 logits": lambda x=x: native(x, weight),  # type: ignore[misc]
             "torch bf16 logits": lambda x=x: linear(x, weight),  # type: ignore[misc]
             "torch f32 copy": lambda x=x: linear(x.float(), wide),  # type: ignore[misc]
         }
@@ -224,8 +231,19 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--budget", type=float, default=0.5, help="seconds per cell")
     parser.add_argument("--skip-projection", action="store_true")
+    parser.add_argument(
+        "--products",
+        nargs="?",
+        const=",".join(LEVELS),
+        help="only the float32 product, on these instruction sets (default: all that are measured)",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole table as JSON on standard output")
     args = parser.parse_args()
+    if args.products:
+        products = table(args.products.split(","), args.budget)
+        if args.json:
+            print(json.dumps([asdict(product) for product in products], indent=1))
+        return
     torch.set_num_threads(args.threads)
     library = cpu.load()
     if library is None:

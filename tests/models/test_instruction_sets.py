@@ -12,6 +12,7 @@ from cb_kernels.cpu import Library, load
 from cb_kernels.cpu.binding import ISA_VARIABLE
 
 from cb_backend import Engine, SamplingParams
+from cb_backend.models.loader import choose_dtype
 from tests.engine.oracle import greedy, random_prompts
 from tests.tiny_models import build_model
 
@@ -32,6 +33,11 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, native_
     load()
     if chosen is None:
         pytest.skip(f"this CPU or compiler lacks {request.param}")
+
+
+def test_auto_is_bfloat16_only_where_the_instruction_set_multiplies_it(isa: str) -> None:
+    expected = torch.bfloat16 if isa in ("avx512_bf16", "amx") else torch.float32
+    assert choose_dtype("auto", torch.bfloat16, torch.device("cpu")) == expected
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -20,3 +21,9 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(tuple(shape))
+
+
+def return_freed() -> None:
+    """Gives memory that was freed back to the system: glibc keeps that of unpacked weights for allocations to come."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -19,6 +19,10 @@ from cb_kernels.cpu.memory import zeros
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
 _LINE_BYTES = 64
+_LINE_FLOATS = _LINE_BYTES // 4
+# At an even number of cache lines from row to row, the rows that a product works on share half of the L1 cache or less.
+_EVEN_LINES = 2 * _LINE_FLOATS
+_FEW_ROWS = 12
 _COMPARED_AT_ONCE = 1 << 20  # elements, so that copies for the comparison stay small
 
 
@@ -69,7 +73,9 @@ class PackedMatrix:
         """x float32 [rows, depth] times the weight's transpose: float32 [rows, n]."""
         if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != self.depth:
             raise UnsupportedShape(f"x must be float32 [rows, {self.depth}], not {x.dtype} {tuple(x.shape)}")
-        x = x if x.stride(1) == 1 else x.contiguous()
+        if x.stride(1) != 1 or (x.shape[0] > _FEW_ROWS and x.stride(0) % _EVEN_LINES == 0):
+            lines = -(-self.depth // _LINE_FLOATS) | 1
+            x = x.new_empty(x.shape[0], lines * _LINE_FLOATS)[:, : self.depth].copy_(x)
         out = torch.empty(x.shape[0], self.n)
         call = binding.Multiply(x.data_ptr(), self.panels, None, out.data_ptr(), x.stride(0), out.stride(0), 0)
         self._native.multiply(ctypes.addressof(call), x.shape[0], torch.get_num_threads())
