@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from .errors import RequestError
 from .params import SamplingParams
-from .request import Logprob, Timings, Usage
+from .request import Logprob, RequestTimings, Usage
 
 Prompt = str | Sequence[int]
 Finish = Literal["stop", "length", "abort", "timeout", "error", "tool_calls"]
@@ -61,7 +61,7 @@ class OutputDelta:
     usage: Usage = Usage()
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
     prompt_token_ids: tuple[int, ...] = ()
-    timings: Timings | None = None
+    timings: RequestTimings | None = None
     error: str | None = None
 
     @property

@@ -66,6 +66,11 @@ class ModelError(RuntimeError):
     """A model that cannot be served. The message is one sentence: what is wrong with what, and what to do."""
 
 
+def engine_failure(request_id: str) -> str:
+    """What a client is told of a failure inside the engine. The exception itself is in the log, with the same id."""
+    return f"the engine failed while serving this request (id {request_id})"
+
+
 def first_line(error: BaseException | str, most: int = 500) -> str:
     """The first line of an error's message that is not blank, without its full stop and at most `most` characters long.
 

@@ -64,13 +64,27 @@ class TokenDelta:
     stop_reason: int | str | None = None
     ends_with_stop_token: bool = False  # the last id is an end id or one of stop_token_ids
     cached_tokens: int = 0
-    timings: Timings | None = None
+    timings: RequestTimings | None = None  # of the first and the last delta, and of all after a preemption
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Moments of a request's life, `time.monotonic()` seconds (None: did not happen) and counts. Those of `Timings`."""
+
+    arrival: float
+    enqueued: float | None
+    admitted: float | None
+    first_token: float | None
+    finished: float | None
+    preemptions: int
+    swapped_blocks: int
+    recomputed_tokens: int
 
 
 @dataclass(slots=True)
 class Timings:
-    """Moments of a request's life, `time.monotonic()` seconds (None: did not happen) and counts."""
+    """What the engine thread writes down while a request is open; readers get `RequestTimings`."""
 
     arrival: float
     enqueued: float | None = None  # tokenized, its grammar compiled, and sent to the engine thread
@@ -80,6 +94,19 @@ class Timings:
     preemptions: int = 0
     swapped_blocks: int = 0  # copied to host memory by its preemptions
     recomputed_tokens: int = 0
+
+    def freeze(self) -> RequestTimings:
+        """The values of this moment."""
+        return RequestTimings(
+            self.arrival,
+            self.enqueued,
+            self.admitted,
+            self.first_token,
+            self.finished,
+            self.preemptions,
+            self.swapped_blocks,
+            self.recomputed_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +121,7 @@ class RequestOutput:
     usage: Usage = Usage()
     logprobs: tuple[Logprob, ...] | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
-    timings: Timings | None = None
+    timings: RequestTimings | None = None
     delta: Delta | None = None
     index: int = 0
     error: str | None = None

@@ -28,6 +28,8 @@ os.environ["BENTOML_DO_NOT_TRACK"] = "True"
 # A test that would reach for the network fails at once instead.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What belongs to the engine thread raises when another thread touches it, in servers that tests start too.
+os.environ["CB_DEBUG_THREADS"] = "1"
 # Tests share their cores with the servers that they start: OpenMP threads that spin while they wait would fight them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -39,14 +39,13 @@ logger = logging.getLogger("cb_backend")
 
 @dataclass(slots=True)
 class Parts:
-    """What `build` made. Read-only from other threads, except through `core`."""
+    """What `build` made. `curves` belong to the engine thread; the rest does not change after the start."""
 
     config: EngineConfig
     core: EngineCore
     limits: Limits
     loaded: LoadedModel
     storage: KVStorage
-    admission: Admission
     curves: LengthCurves
     chat: ChatTemplate | None
     grammar: GrammarCompiler | None
@@ -99,14 +98,8 @@ class Parts:
         """
         if deadline is None or not self.config.admission.refuse_late:
             return
-        soonest = self.admission.seconds_until_finish(
-            prompt_len,
-            max_tokens,
-            request_class,
-            self.core.num_waiting,
-            self.core.seconds_per_step,
-            self.config.max_num_batched_tokens,
-        )
+        snapshot = self.core.snapshot
+        soonest = snapshot.forecast.seconds_until_finish(prompt_len, max_tokens, request_class, snapshot.waiting)
         if now + soonest > deadline:
             raise RequestError(
                 f"{deadline - now:.1f} s cannot be kept, the soonest end is in {soonest:.1f} s",
@@ -128,54 +121,10 @@ class Parts:
             raise RequestError("this model has no tokenizer", path=("response_format",))
         return self.grammar.compile(params.response_format)
 
-    def seconds_until_start(self, waiting: int) -> float:
-        """When a request behind `waiting` others may begin, by the forecast: for Retry-After."""
-        return self.admission.seconds_until_start(waiting, self.core.seconds_per_step)
-
     def save_state(self) -> None:
-        """Keeps what was learnt, for the next start."""
+        """Saves the length curves for the next start. Call it after the engine thread has ended."""
         if self.config.admission.curves_file:
             self.curves.save(Path(self.config.admission.curves_file))
-
-    def stats(self) -> dict[str, float]:
-        scheduler, pool = self.core.scheduler, self.core.scheduler.pool
-        counts = scheduler.counters
-        cost = scheduler.preemption.cost
-        return {
-            "running": len(scheduler.running),
-            "waiting": self.core.num_waiting,
-            "swapped": scheduler.num_swapped,
-            "steps": scheduler.step,
-            "kv_blocks": pool.num_blocks,
-            "kv_blocks_used": pool.num_used,
-            "kv_blocks_cached": pool.num_cached,
-            "kv_blocks_free": pool.available - pool.num_cached,
-            "host_blocks": scheduler.host.num_blocks,
-            "host_blocks_used": scheduler.host.num_used,
-            "block_size": pool.block_size,
-            "bytes_per_block": self.storage.bytes_per_block,
-            "prefix_queried_tokens": pool.queried_tokens,
-            "prefix_hit_tokens": pool.hit_tokens,
-            "computed_tokens": counts["computed_tokens"],
-            "generated_tokens": counts["generated_tokens"],
-            "recomputed_tokens": counts["recomputed_tokens"],
-            "preemptions_swap": counts["preemptions_swap"],
-            "preemptions_recompute": counts["preemptions_recompute"],
-            "swapped_bytes": counts["swapped_blocks"] * self.storage.bytes_per_block,
-            **{
-                f"finished_{reason}": counts[f"finished_{reason}"]
-                for reason in ("stop", "length", "abort", "timeout", "error")
-            },
-            "seconds_per_step": self.core.seconds_per_step,
-            "plan_seconds": self.core.time.plan,
-            "device_seconds": self.core.time.device,
-            "settle_seconds": self.core.time.settle,
-            "swap_seconds_per_block": cost.swap_seconds_per_block,
-            "recompute_seconds_per_token": cost.recompute_seconds_per_token,
-            "admissions_judged": self.admission.reserve.judged,
-            "admissions_overflowed": self.admission.reserve.overflowed,
-            "admission_reserve_deviations": self.admission.reserve.z,
-        }
 
 
 def build(config: EngineConfig) -> Parts:
@@ -266,13 +215,20 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         config.admission.risk,
         config.preemption,
     )
+    core = EngineCore(
+        scheduler,
+        executor,
+        overlap=overlap,
+        on_start=start,
+        admission=admission,
+        bytes_per_block=storage.bytes_per_block,
+    )
     return Parts(
         config,
-        EngineCore(scheduler, executor, overlap=overlap, on_start=start),
+        core,
         limits,
         loaded,
         storage,
-        admission,
         curves,
         chat,
         grammar,

@@ -13,13 +13,15 @@ any cached block may: the choices then compute the prompt again instead of waiti
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..kv.blocks import BlockPool
 from ..request import FinishReason, PrivateRoot, Request, Status, TokenDelta
 from ..scheduling.draft import Outcome
 from ..scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("cb_backend")
 
 _FAILURES = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR)
 
@@ -69,8 +71,18 @@ class Choices:
         return self.settled([self._scheduler.finish(choice, reason) for choice in wanted])
 
     def finish_all(self, reason: FinishReason) -> list[Outcome]:
-        """Ends every request."""
-        return [outcome for request_id in list(self._groups) for outcome in self.finish(request_id, reason)]
+        """Ends every request. One that cannot be ended cleanly keeps its memory, but has its end among the outcomes."""
+        outcomes: list[Outcome] = []
+        for request_id, group in list(self._groups.items()):
+            unfinished = [choice for choice in group.choices if choice.status is not Status.FINISHED]
+            try:
+                outcomes += self.finish(request_id, reason)
+            except Exception:
+                logger.exception("request %s cannot be ended cleanly", request_id)
+                outcomes += [
+                    (choice, TokenDelta(request_id, choice.index, (), finish_reason=reason)) for choice in unfinished
+                ]
+        return outcomes
 
     def expire(self, now: float) -> list[Outcome]:
         """Ends every request whose deadline is at or before `now`."""
@@ -129,24 +141,10 @@ class Choices:
             choice.salt = ""
         return True
 
-    # What the flight recorder reads after each step (telemetry/recorder.py).
-
-    @property
-    def pool(self) -> BlockPool:
-        return self._scheduler.pool
-
-    @property
-    def running(self) -> list[Request]:
-        return self._scheduler.running
-
     @property
     def num_waiting(self) -> int:
         """Choices that are pending wait too."""
         return self._scheduler.num_waiting + self.num_pending
-
-    @property
-    def num_swapped(self) -> int:
-        return self._scheduler.num_swapped
 
     def check(self) -> None:
         """Verifies the invariants that hold between steps, the scheduler's too.

@@ -1,7 +1,7 @@
 """From the engine thread to the readers on event loops.
 
-What a reader has not taken yet is kept as one delta per choice, however long it sleeps: the engine never waits for it,
-no text is lost, and what it costs is the tokens themselves.
+What a reader has not taken yet is kept as one delta per choice, however slow the reader is: the engine never waits for
+it, no text is lost, and the memory is that of the tokens themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..request import Logprob, TokenDelta
 logger = logging.getLogger("cb_backend")
 
 
-class Inbox:
+class DeltaBuffer:
     """The deltas of one request for the one reader of it. Used on the reader's event loop only."""
 
     def __init__(self) -> None:
@@ -54,7 +54,8 @@ class _Joined:
         self._keep(self._last)
         cached_tokens = delta.cached_tokens or self._last.cached_tokens
         prompt_logprobs = delta.prompt_logprobs or self._last.prompt_logprobs
-        self._last = replace(delta, cached_tokens=cached_tokens, prompt_logprobs=prompt_logprobs)
+        timings = delta.timings or self._last.timings
+        self._last = replace(delta, cached_tokens=cached_tokens, prompt_logprobs=prompt_logprobs, timings=timings)
 
     def delta(self) -> TokenDelta:
         if not self._token_ids:
@@ -67,26 +68,26 @@ class _Joined:
         self._logprobs += delta.logprobs or ()
 
 
-class Mailbox:
+class LoopQueue:
     """From the engine thread to one event loop: all deltas of a step wake the loop once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._posts: list[tuple[Inbox, TokenDelta]] = []
+        self._posts: list[tuple[DeltaBuffer, TokenDelta]] = []
         self._lock = threading.Lock()
 
     @property
     def is_closed(self) -> bool:
         return self._loop.is_closed()
 
-    def post(self, reader: Inbox, delta: TokenDelta) -> None:
+    def post(self, reader: DeltaBuffer, delta: TokenDelta) -> None:
         with self._lock:
             self._posts.append((reader, delta))
             first = len(self._posts) == 1
         if first:
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody reads any more
+            except RuntimeError:  # the loop is closed: nothing reads there any more
                 logger.debug("a reader's event loop is closed")
 
     def _deliver(self) -> None:
@@ -96,17 +97,17 @@ class Mailbox:
             reader.put(delta)
 
 
-class Mailboxes:
-    """One mailbox per event loop that reads."""
+class LoopQueues:
+    """One queue per event loop on which requests are read."""
 
     def __init__(self) -> None:
-        self._boxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._queues: dict[asyncio.AbstractEventLoop, LoopQueue] = {}
 
-    def here(self) -> Mailbox:
+    def here(self) -> LoopQueue:
         """That of the running loop."""
         loop = asyncio.get_running_loop()
-        mailbox = self._boxes.get(loop)
-        if mailbox is None:
-            self._boxes = {known: box for known, box in self._boxes.items() if not box.is_closed}
-            mailbox = self._boxes[loop] = Mailbox(loop)
-        return mailbox
+        queue = self._queues.get(loop)
+        if queue is None:
+            self._queues = {known: queue for known, queue in self._queues.items() if not queue.is_closed}
+            queue = self._queues[loop] = LoopQueue(loop)
+        return queue

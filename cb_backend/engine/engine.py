@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -28,11 +29,13 @@ from ..sampling.seeds import seed_of_choice
 from ..telemetry import Telemetry, offline, own_caller, phase
 from ..text.output import OutputCollector
 from .build import Parts, build
-from .core import Add, End, EngineCore
-from .delivery import Inbox, Mailboxes
+from .core import AbortMessage, AddMessage, EngineCore
+from .delivery import DeltaBuffer, LoopQueues
 from .limits import check_options
-from .queue_limit import Entrance, Place
+from .queue_limit import QueueLimit
 from .reader import Reader
+
+logger = logging.getLogger("cb_backend")
 
 # A prompt of more characters than this is tokenized off the event loop.
 _TOKENIZE_INLINE = 20_000
@@ -53,9 +56,11 @@ class Engine:
         self._arrivals = itertools.count()
         self._open_ids: set[str] = set()
         self._lock = threading.Lock()  # guards _open_ids and starting
-        self._mailboxes = Mailboxes()
-        self._entrance = Entrance(
-            self.config.max_queue_size, self._num_waiting, lambda waiting: self.parts.seconds_until_start(waiting)
+        self._loop_queues = LoopQueues()
+        self._queue_limit = QueueLimit(
+            self.config.max_queue_size,
+            lambda: self.core.num_waiting,
+            lambda waiting: self.core.snapshot.forecast.seconds_until_start(waiting),
         )
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -80,8 +85,10 @@ class Engine:
         with self._lock:
             parts, self._parts = self._parts, None
         if parts is not None:
-            parts.core.stop()
-            parts.save_state()
+            if parts.core.stop():
+                parts.save_state()
+            else:
+                logger.error("the engine thread did not end: the length curves are not saved")
             if self.telemetry is not None:
                 self.telemetry.close()
 
@@ -113,7 +120,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """No request is open, whether on its way, waiting, running or unread."""
-        return not self._open_ids and self._entrance.is_empty
+        return not self._open_ids and self._queue_limit.is_empty
 
     @property
     def tokenizer(self) -> Any:
@@ -137,7 +144,7 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """Plain numbers of this moment and counts since the start; the source of the metrics."""
-        return self.parts.stats()
+        return self.core.stats()
 
     # -- generating -------------------------------------------------------------------------------------------------
 
@@ -243,7 +250,7 @@ class Engine:
         """`stream` in deltas, for front ends: see `EngineClient.open`."""
         arrival = time.monotonic()
         options = replace(options, trace_context=own_caller(options.trace_context))
-        deltas, mailbox = Inbox(), self._mailboxes.here()
+        deltas, loop_queue = DeltaBuffer(), self._loop_queues.here()
         # First of all: what is refused costs no more than this.
         with self._counting_refusals(), slot or self.enter():
             token_ids = await self._encode_on_loop(prompt, options.trace_context)
@@ -254,7 +261,7 @@ class Engine:
             reader = self.submit(
                 token_ids,
                 params,
-                lambda delta: mailbox.post(deltas, delta),
+                lambda delta: loop_queue.post(deltas, delta),
                 options,
                 arrival=arrival,
                 request_id=request_id,
@@ -269,17 +276,17 @@ class Engine:
         finally:
             reader.close()
 
-    def enter(self) -> Place:
-        """A place in the queue for a request whose prompt is yet to be made; it must be left, or given to `stream`.
+    def enter(self) -> QueueSlot:
+        """A slot in the queue for a request whose prompt is yet to be made; it must be left, or given to `stream`.
 
         Raises:
             RequestError: 429, the queue is full.
         """
-        return self._entrance.enter()
+        return self._queue_limit.enter()
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its reader gets what was generated, with reason `abort`. Unknown ids do nothing."""
-        self.core.send(End(request_id, FinishReason.ABORT))
+        self.core.send(AbortMessage(request_id, FinishReason.ABORT))
 
     def count_refusal(self, error: RequestError) -> None:
         """Counts a request that was refused, here or by a reader of requests before it came here; once."""
@@ -370,7 +377,7 @@ class Engine:
                 raise RequestError(f"{request_id!r} is already in use", path=("request_id",))
             self._open_ids.add(request_id)
         reader = Reader(parts.core, parts.tokenizer, choices, self._release, self._left, continues_prompt)
-        parts.core.send(Add(choices))
+        parts.core.send(AddMessage(choices))
         return reader
 
     @contextmanager
@@ -380,9 +387,6 @@ class Engine:
         except RequestError as error:
             self.count_refusal(error)
             raise
-
-    def _num_waiting(self) -> int:
-        return self.core.num_waiting
 
     def _release(self, request_id: str) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Any
 from ..client import OutputDelta
 from ..request import FinishReason, Request, TokenDelta
 from ..text.output import OutputBuilder
-from .core import End, EngineCore
+from .core import AbortMessage, EngineCore
 
 
 class Reader:
@@ -46,12 +46,12 @@ class Reader:
         """What a client sees of this delta; None if it says nothing, or comes after the choice's end."""
         builder = self._builders[delta.index]
         if builder.finished:
-            return None  # what the engine did before it heard of the stop string
+            return None  # computed before the engine thread knew of the stop string
         output = builder.feed(delta)
         if builder.finished:
             self._unfinished -= 1
             if builder.stopped_by_text:
-                self._core.send(End(self.request_id, FinishReason.STOP, delta.index))
+                self._core.send(AbortMessage(self.request_id, FinishReason.STOP, delta.index))
             if self._unfinished == 0:
                 self.release()
         return output
@@ -64,7 +64,7 @@ class Reader:
         if self._unfinished:
             self.release()
             self._on_leave()
-            self._core.send(End(self.request_id, FinishReason.ABORT))
+            self._core.send(AbortMessage(self.request_id, FinishReason.ABORT))
 
     def release(self) -> None:
         """Its id may be used again."""

@@ -167,37 +167,6 @@ class Admission:
         by_itself = request.finish_reason is FinishReason.STOP
         self.curves.observe(request.request_class, request.num_settled, by_itself)
 
-    # -- how long clients have to wait ------------------------------------------------------------------------------
-
-    def seconds_until_start(self, waiting_ahead: int, seconds_per_step: float) -> float:
-        """When a request behind `waiting_ahead` others may be let in: what a 429 gives as Retry-After.
-
-        Little's law: as many sequences as run now end per mean output length (in steps of one token each).
-        """
-        mean = self.curves.remaining("", 0, self.num_blocks * self.block_size)
-        known = self.curves.effective_observations() >= 1.0
-        steps_per_end = (mean if known else 1.0) / max(1, self._count)
-        return (waiting_ahead + 1) * steps_per_end * seconds_per_step
-
-    def seconds_until_finish(
-        self,
-        prompt_len: int,
-        max_tokens: int,
-        request_class: str,
-        waiting_ahead: int,
-        seconds_per_step: float,
-        budget: int,
-    ) -> float:
-        """A lower bound of the time to a request's end: what a deadline is refused for if it is earlier.
-
-        Its own steps with the whole token budget for itself: its prefill in chunks of `budget` and behind one token
-        of each request ahead, then one token a step to the shortest output that its class is known to have (1 token
-        until enough is known, and never more than max_tokens).
-        """
-        shortest = min(max_tokens, self.curves.shortest(request_class))
-        prefill = -(-(prompt_len + waiting_ahead) // budget)
-        return (prefill + max(0, shortest - 1)) * seconds_per_step
-
     # -- the parts of the sum ---------------------------------------------------------------------------------------
 
     def _blocks(self, num_tokens: int) -> int:

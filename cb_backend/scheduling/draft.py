@@ -66,6 +66,7 @@ def delta_of(
     if request.scores_prompt and len(request.prompt_logprobs) == request.prompt_len - 1:
         prompt_logprobs = (None, *request.prompt_logprobs)
         request.prompt_logprobs = []
+    tells_timings = end is not None or request.num_settled <= 1 or request.timings.preemptions > 0
     return TokenDelta(
         request.request_id,
         request.index,
@@ -76,6 +77,6 @@ def delta_of(
         stop_reason=None if end is None else end.stop_reason,
         ends_with_stop_token=end is not None and end.by_stop_token,
         cached_tokens=request.num_cached,
-        timings=request.timings,
+        timings=request.timings.freeze() if tells_timings else None,
         error=None if end is None else end.error,
     )

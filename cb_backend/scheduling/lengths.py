@@ -21,8 +21,9 @@ import logging
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,13 @@ class LengthCurves:
         self._growth = 2.0 ** (1.0 / half_life)
         self._max_classes = max_classes
         self._rows: OrderedDict[str, int] = OrderedDict()  # least recently observed first
+        self.num_observed = 0  # since the start
+        self._shortest: Mapping[str, int] = MappingProxyType({})  # as of the last `shortest_by_class`
+        self._changed: set[str] = set()  # classes whose entry in it may be wrong
         self._reset(1)
 
     def _reset(self, rows: int) -> None:
+        self._changed.update(self._rows, ("",))
         self._rows.clear()
         self._ended = np.zeros((rows, _POINTS))  # [rows, points]: weight of the lengths that were seen to end
         self._cut = np.zeros((rows, _POINTS))  # the same of the censored ones
@@ -136,6 +141,8 @@ class LengthCurves:
 
     def observe(self, request_class: str, length: int, ended: bool) -> None:
         """One output of `length` tokens: `ended` by itself, or cut there (its length is then greater)."""
+        self.num_observed += 1
+        self._changed.update(("", request_class))
         if request_class:
             self._add(self._touch(request_class), length, ended)
         self._add(0, length, ended)
@@ -156,7 +163,8 @@ class LengthCurves:
         row = self._rows.get(request_class)
         if row is None:
             if len(self._rows) >= self._max_classes:
-                row = self._rows.popitem(last=False)[1]
+                forgotten, row = self._rows.popitem(last=False)
+                self._changed.add(forgotten)
                 self._clear(row)
             else:
                 row = len(self._rows) + 1
@@ -295,6 +303,18 @@ class LengthCurves:
             return 1
         return max(1, int(SCALE[np.argmax(self._ended[row] > 0)]))
 
+    def shortest_by_class(self) -> Mapping[str, int]:
+        """`shortest` of every class for which it is not 1, as a value that later observations do not change."""
+        if self._changed:
+            lengths = dict(self._shortest)
+            for request_class in self._changed:
+                lengths[request_class] = self.shortest(request_class)
+                if lengths[request_class] == 1:
+                    del lengths[request_class]
+            self._shortest = MappingProxyType(lengths)
+            self._changed.clear()
+        return self._shortest
+
     # -- keeping over a restart -------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
@@ -342,6 +362,7 @@ class LengthCurves:
                 self._ended[row, point_above(length)] += weight
             for length, weight in cut:
                 self._cut[row, _DOWN[min(length, MAX_LENGTH)]] += weight
+            self._changed.add(name[:MAX_CLASS_LENGTH])
             self._build(row)
 
 

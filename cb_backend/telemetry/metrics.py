@@ -11,9 +11,9 @@ Not an observer: telemetry/reporter.py calls it from its own thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..request import FinishReason, StepPlan
+from ..request import FinishReason
 from . import semconv
 from .metric_table import MAX_CLASSES, MAX_REFUSAL_REASONS, METRICS
 from .summary import RequestSummary
@@ -40,6 +40,16 @@ _COUNTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 _process_families: dict[str, Any] = {}
+
+
+class StepNumbers(NamedTuple):
+    """What one step adds to the metrics. `admitted`: classes of the requests whose first choice it admitted."""
+
+    seconds: float
+    sequences: int
+    tokens: int
+    admitted: tuple[str, ...]
+    error: str | None
 
 
 class Metrics:
@@ -78,15 +88,14 @@ class Metrics:
         self._of("vllm:cache_config_info", size, blocks).set(1)
         self.refresh(stats)
 
-    def step(self, plan: StepPlan, seconds: float, error: str | None) -> None:
+    def step(self, step: StepNumbers) -> None:
         self._steps.inc()
-        self._step_seconds.observe(seconds)
-        self._step_sequences.observe(len(plan.assignments))
-        self._step_tokens.observe(plan.num_tokens)
-        for request in plan.admitted:
-            if request.index == 0:  # its other choices follow it
-                self._of("cb_requests_admitted_total", self._classes(request.request_class)).inc()
-        if error is not None:
+        self._step_seconds.observe(step.seconds)
+        self._step_sequences.observe(step.sequences)
+        self._step_tokens.observe(step.tokens)
+        for request_class in step.admitted:
+            self._of("cb_requests_admitted_total", self._classes(request_class)).inc()
+        if step.error is not None:
             self._failed_steps.inc()
 
     def finished(self, summary: RequestSummary) -> None:
@@ -132,7 +141,6 @@ class Metrics:
         self._set("cb_requests_swapped", stats["swapped"])
         self._set("cb_host_blocks_used", stats["host_blocks_used"])
         for state, gauge in self._blocks.items():
-            # Read while the engine thread moves on, so the parts may not add up, but none is negative.
             gauge.set(max(0.0, stats[f"kv_blocks_{state}"]))
         self._set("vllm:kv_cache_usage_perc", stats["kv_blocks_used"] / stats["kv_blocks"])
         queried = stats["prefix_queried_tokens"]

@@ -1,6 +1,7 @@
 """What the engine tells of itself while it runs: the interface of tracing, metrics, log lines and the flight recorder.
 
-It stands below the engine, so that observers know nothing of the thread that calls them.
+It stands below the engine, so that observers know nothing of the thread that calls them. They may read requests only
+inside a call: what another thread is to see, they copy out. One that raises is logged and taken off; serving goes on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flight recorder: what each of the last N steps held, who came, who lost its memory and why.
+"""The flight recorder: what each of the last N steps held, which requests came, were preempted and why.
 
 An observer on the engine thread that keeps plain tuples and no request, so that nothing is kept alive by it. `snapshot`
 gives the recording as JSON-ready data (docs/operations.md describes it), which telemetry/timeline.py serves,
@@ -14,6 +14,7 @@ import threading
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,19 +26,28 @@ GONE = -1
 
 
 class Occupancy(Protocol):
-    """What the recorder reads after each step: the engine's queue and pool."""
+    """What the recorder reads after each step, and when a recording is asked for: the engine's newest snapshot."""
 
     @property
-    def pool(self) -> Any: ...
+    def kv_blocks(self) -> int: ...
 
     @property
-    def running(self) -> list[Request]: ...
+    def kv_blocks_used(self) -> int: ...
 
     @property
-    def num_waiting(self) -> int: ...
+    def kv_blocks_cached(self) -> int: ...
 
     @property
-    def num_swapped(self) -> int: ...
+    def block_size(self) -> int: ...
+
+    @property
+    def bytes_per_block(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def swapped(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -78,12 +88,12 @@ class Recorder:
     """Observer of `EngineCore`.
 
     Args:
-        occupancy: the queue and the pool, read on the engine thread only.
+        occupancy: gives the engine's newest snapshot; called from any thread.
         model: id that clients use.
         capacity: steps kept.
     """
 
-    def __init__(self, occupancy: Occupancy, model: str, capacity: int = 4096) -> None:
+    def __init__(self, occupancy: Callable[[], Occupancy], model: str, capacity: int = 4096) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1 step, got {capacity}")
         self.model = model
@@ -119,8 +129,7 @@ class Recorder:
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         # With overlap a request may end while a step with it is on the device: it has no number any more.
-        number_of, occupancy = self._numbers.get, self._occupancy
-        pool = occupancy.pool
+        number_of, occupancy = self._numbers.get, self._occupancy()
         step = _Step(
             plan.step,
             started,
@@ -129,10 +138,10 @@ class Recorder:
             tuple([number_of(request, GONE) for request in plan.admitted]),
             tuple([number_of(request, GONE) for request in plan.resumed]),
             tuple([(number_of(request, GONE), mode, _why(request, plan)) for request, mode in plan.preempted]),
-            pool.num_used,
-            pool.num_cached,
-            occupancy.num_waiting,
-            occupancy.num_swapped,
+            occupancy.kv_blocks_used,
+            occupancy.kv_blocks_cached,
+            occupancy.waiting,
+            occupancy.swapped,
             error,
         )
         with self._lock:
@@ -170,14 +179,14 @@ class Recorder:
             steps = [step for step in self._steps if step.step > since]
             rows = [_row(row, self._epoch) for row in self._closed if row.until is None or row.until >= since]
             rows += [_row(row, self._epoch) for row in self._open.values()]
-        pool = self._occupancy.pool
+        occupancy = self._occupancy()
         return {
             "format": FORMAT,
             "epoch": self._epoch,
             "model": self.model,
             "capacity": self.capacity,
-            "kv_blocks": pool.num_blocks,
-            "block_size": pool.block_size,
+            "kv_blocks": occupancy.kv_blocks,
+            "block_size": occupancy.block_size,
             "last_step": steps[-1].step if steps else since,
             "rows": sorted(rows, key=lambda row: row["row"]),
             "steps": [_step(step, self._epoch) for step in steps],

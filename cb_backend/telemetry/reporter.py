@@ -16,7 +16,7 @@ from typing import Any
 
 from ..request import Request, StepPlan, TokenDelta
 from .logs import log_request
-from .metrics import Metrics
+from .metrics import Metrics, StepNumbers
 from .summary import RequestSummary
 
 logger = logging.getLogger("cb_backend")
@@ -43,7 +43,7 @@ class Reporter:
         self._stats = stats
         self._metrics = metrics
         self._decode = decode
-        self._steps: deque[tuple[StepPlan, float, str | None]] = deque(maxlen=_LONGEST)
+        self._steps: deque[StepNumbers] = deque(maxlen=_LONGEST)
         self._ends: deque[RequestSummary] = deque(maxlen=_LONGEST)
         self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=_LONGEST)
         self._woken = threading.Event()
@@ -68,7 +68,8 @@ class Reporter:
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         if self._metrics is not None:
-            self._steps.append((plan, ended - started, error))
+            admitted = tuple([request.request_class for request in plan.admitted if request.index == 0])
+            self._steps.append(StepNumbers(ended - started, len(plan.assignments), plan.num_tokens, admitted, error))
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
         self._wake()
@@ -117,9 +118,9 @@ class Reporter:
         stats = self._stats()
         metrics = self._metrics
         while self._steps:
-            plan, seconds, error = self._steps.popleft()
+            step = self._steps.popleft()
             if metrics is not None:
-                metrics.step(plan, seconds, error)
+                metrics.step(step)
         while self._ends:
             summary = self._ends.popleft()
             if metrics is not None:

@@ -90,7 +90,12 @@ class Summaries:
         entry.unfinished += 1
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
-        """Steps say nothing here that the request does not say itself."""
+        """Of a failed step the operator's line has the exception, which clients are not told."""
+        if error is not None:
+            for item in plan.assignments:
+                entry = self._open.get(item.request.request_id)
+                if entry is not None:
+                    entry.error = error
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
         entry = self._open.get(request.request_id)

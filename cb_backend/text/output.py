@@ -9,7 +9,7 @@ from typing import Any
 
 from ..client import OutputDelta
 from ..params import SamplingParams
-from ..request import Delta, FinishReason, Logprob, RequestOutput, TokenDelta, Usage
+from ..request import Delta, FinishReason, Logprob, RequestOutput, RequestTimings, TokenDelta, Usage
 from .detokenizer import IncrementalDetokenizer, special_ids
 from .stops import StopMatcher
 
@@ -48,6 +48,7 @@ class OutputBuilder:
         self._prompt_token_ids = prompt_token_ids
         self._cached_tokens = 0
         self._num_tokens = 0
+        self._timings: RequestTimings | None = None
         self.finished = False
         self.stopped_by_text = False  # a stop string matched: the engine does not know yet that the request ended
 
@@ -56,6 +57,7 @@ class OutputBuilder:
         if self.finished or not (delta.token_ids or delta.finish_reason or delta.prompt_logprobs):
             return None
         self._cached_tokens = delta.cached_tokens or self._cached_tokens
+        self._timings = delta.timings or self._timings
         shown: list[str] = []
         taken = 0
         stop: str | None = None
@@ -83,7 +85,7 @@ class OutputBuilder:
             Usage(len(self._prompt_token_ids), self._num_tokens, self._cached_tokens),
             delta.prompt_logprobs,
             self._prompt_token_ids,
-            delta.timings,
+            self._timings,
             delta.error,
         )
 

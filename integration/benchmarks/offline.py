@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cb_backend import Engine, EngineConfig, SamplingParams
-from cb_backend.engine.core import Call
+from cb_backend.engine.core import CallMessage
 from cb_backend.request import TokenDelta
 
 from .meter import Meter, load_workload, wait_for_turn
@@ -61,7 +61,7 @@ def run(engine: Engine, requests: list[dict[str, Any]], *, in_one_step: bool = F
     readers = []
     all_sent = threading.Event()
     if in_one_step:
-        engine.core.send(Call(all_sent.wait, Future()))
+        engine.core.send(CallMessage(all_sent.wait, Future()))
     try:
         for i, request in enumerate(requests):
             end = request.get("output_tokens")

@@ -137,7 +137,7 @@ def run(path, prompts, params, **fields):
     with Engine(EngineConfig(**config | fields)) as engine:
         outputs = engine.generate(prompts, params)
         stats = engine.stats()
-        engine.core.call(engine.core.choices.check)
+        engine.core.call(lambda: engine.core.choices.check())
     assert stats["kv_blocks_used"] == stats["host_blocks_used"] == stats["waiting"] == stats["running"] == 0
     return outputs, stats
 

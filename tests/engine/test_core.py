@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cb_backend.engine.core import Add, End, EngineCore
+from cb_backend.engine.core import AbortMessage, AddMessage, EngineCore
 from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason, StepResult
 from cb_backend.scheduling.preemption import CostModel
@@ -87,7 +87,7 @@ def start():
 
 def ask(core, name, prompt=4, max_tokens=4, **options):
     reader = Reader()
-    core.send(Add(make_request(name, prompt, max_tokens, sink=reader, **options)))
+    core.send(AddMessage(make_request(name, prompt, max_tokens, sink=reader, **options)))
     return reader
 
 
@@ -97,9 +97,9 @@ def expected(prompt_ids, max_tokens):
 
 
 def idle(core):
-    core.call(core.scheduler.check)
-    stats = core.scheduler
-    return not stats.has_work and stats.pool.num_used == 0 and stats.host.num_used == 0
+    core.call(lambda: core.scheduler.check())
+    stats = core.stats()
+    return not (stats["running"] or stats["waiting"] or stats["kv_blocks_used"] or stats["host_blocks_used"])
 
 
 def test_requests_end_with_their_tokens_in_order(start, overlap):
@@ -117,7 +117,7 @@ def test_shortage_changes_no_output_when_steps_overlap(start):
     readers = [ask(core, f"r{i}", [10 + i] * (3 + i), 10) for i in range(12)]
     for i, reader in enumerate(readers):
         assert reader.all()[0] == expected([10 + i] * (3 + i), 10)
-    counts = core.scheduler.counters
+    counts = core.stats()
     assert counts["preemptions_swap"] + counts["preemptions_recompute"] > 3
     assert idle(core)
 
@@ -138,7 +138,7 @@ def test_abort_frees_at_once_and_the_reader_hears_of_it(start, overlap):
     reader = ask(core, "r", 4, 10**5)
     for _ in range(3):
         assert reader.next().finish_reason is None
-    core.send(End("r", FinishReason.ABORT))
+    core.send(AbortMessage("r", FinishReason.ABORT))
     assert reader.all()[1].finish_reason is FinishReason.ABORT
     assert idle(core)
 
@@ -152,12 +152,14 @@ def test_a_deadline_ends_with_what_was_generated(start, overlap):
     assert idle(core)
 
 
-def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(start, overlap):
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(start, overlap, caplog):
     executor = ScriptedExecutor()
     executor.fail_at[2] = MemoryError("out of memory")
     core = start(executor, overlap=overlap)
     last = ask(core, "unlucky", 4, 4).all()[1]
-    assert (last.finish_reason, last.error) == (FinishReason.ERROR, "MemoryError: out of memory")
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error == "the engine failed while serving this request (id unlucky)"
+    assert "MemoryError: out of memory" in caplog.text and "unlucky" in caplog.text
     assert ask(core, "next", [7] * 4, 4).all()[0] == expected([7] * 4, 4)
     assert core.is_alive
     assert idle(core)
@@ -184,7 +186,7 @@ def test_grammar_and_penalties_see_every_token_before_the_next_is_sampled(start)
     reader = Reader()
     choices[0].sink = reader
     choices[0].constraint = Watching()
-    core.send(Add(choices))
+    core.send(AddMessage(choices))
     assert reader.all()[0] == expected([9] * 4, 5) == seen
 
 
@@ -192,7 +194,7 @@ def test_an_error_in_the_scheduler_ends_everybody_and_is_visible(start):
     core = start(num_blocks=4000, block_size=32)
     reader = ask(core, "r", 4, 10**5)
     reader.next()
-    core.scheduler.plan = None  # the next call raises
+    core.call(lambda: setattr(core.scheduler, "plan", None))  # the next call raises
     assert reader.all()[1].finish_reason is FinishReason.ERROR
     core._thread.join(10)
     assert not core.is_alive
@@ -227,7 +229,7 @@ def test_random_ends_while_steps_overlap_leak_nothing(start):
     for i in range(120):
         readers.append(ask(core, f"r{i}", 1 + i % 17, 1 + i % 11, n=1 + i % 3, priority=i % 2))
         if i % 4 == 0:
-            core.send(End(f"r{i - 2}", FinishReason.ABORT))
+            core.send(AbortMessage(f"r{i - 2}", FinishReason.ABORT))
     for i, reader in enumerate(readers):
         for _ in range(1 + i % 3):  # one end per choice
             assert reader.all()[1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT)

@@ -38,7 +38,7 @@ def run(path, prompts=PROMPTS, each=PARAMS, **fields):
     with Engine(config) as engine:
         outputs = engine.generate(prompts, each)
         stats = engine.stats()
-        engine.core.call(engine.core.scheduler.check)
+        engine.core.call(lambda: engine.core.scheduler.check())
     return outputs, stats
 
 

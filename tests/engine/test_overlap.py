@@ -55,7 +55,7 @@ def run(path, **fields):
     with Engine(EngineConfig(**config | fields)) as engine:
         outputs = engine.generate(PROMPTS, PARAMS)
         stats = engine.stats()
-        engine.core.call(engine.core.scheduler.check)
+        engine.core.call(lambda: engine.core.scheduler.check())
     return outputs, stats
 
 
@@ -185,6 +185,6 @@ def test_a_prompt_preempted_in_flight_reports_each_of_its_tokens_once(computed):
 
 
 def idle(engine):
-    engine.core.call(engine.core.scheduler.check)
-    scheduler = engine.core.scheduler
-    return not scheduler.has_work and scheduler.pool.num_used == 0 and scheduler.host.num_used == 0
+    engine.core.call(lambda: engine.core.scheduler.check())
+    stats = engine.stats()
+    return not (stats["running"] or stats["waiting"] or stats["kv_blocks_used"] or stats["host_blocks_used"])

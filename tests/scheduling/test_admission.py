@@ -350,46 +350,6 @@ def test_a_class_learns_from_its_requests():
     assert admission.curves.effective_observations("json") == pytest.approx(1.0)
 
 
-# -- how long clients wait -----------------------------------------------------------------------------------------
-
-
-def test_start_is_estimated_by_littles_law():
-    admission = make_admission(num_blocks=1000, block_size=1000, lengths=[100] * 10_000)
-    admission.begin([running(str(i)) for i in range(10)])
-    # One of ten ends per a tenth of the mean length; what was believed without observations has the weight 0.5.
-    mean = (100 * 10_000 + 0.5 * LengthCurves().remaining("", 0, 1_000_000)) / 10_000.5
-    assert admission.seconds_until_start(4, 0.02) == pytest.approx(5 * mean / 10 * 0.02, rel=1e-4)
-
-
-def test_start_is_a_step_per_request_when_nothing_is_known():
-    assert make_admission().seconds_until_start(3, 0.1) == pytest.approx(0.4)
-
-
-def test_the_soonest_finish_is_prefill_and_the_shortest_output():
-    admission = make_admission(lengths=[50] * 200)
-    # 100 prompt tokens in chunks of 32: 4 steps, the last of which gives the first of 50 tokens.
-    assert admission.seconds_until_finish(100, 400, "", 0, 0.5, 32) == pytest.approx((4 + 49) * 0.5)
-    assert admission.seconds_until_finish(100, 20, "", 0, 0.5, 32) == pytest.approx((4 + 19) * 0.5)
-    assert admission.seconds_until_finish(100, 400, "", 29, 0.5, 32) == pytest.approx((5 + 49) * 0.5)
-
-
-def test_an_engine_that_knows_nothing_refuses_only_what_cannot_be_prefilled():
-    assert make_admission().seconds_until_finish(100, 400, "", 0, 0.5, 32) == pytest.approx(2.0)
-
-
-def test_the_soonest_finish_is_never_later_than_an_idle_engine():
-    admission = make_admission(num_blocks=64, lengths=range(10, 210))
-    for prompt, output in ((1, 10), (5, 30), (40, 10)):
-        bound = admission.seconds_until_finish(prompt, 100, "", 0, 1.0, 16)
-        scheduler = make_scheduler(64, 4, budget=16)
-        scheduler.add(*make_request(f"{prompt}", prompt, output))
-        steps = 0
-        while scheduler.has_work:
-            step(scheduler)
-            steps += 1
-        assert bound <= steps
-
-
 # -- bounds --------------------------------------------------------------------------------------------------------
 
 

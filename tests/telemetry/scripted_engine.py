@@ -6,10 +6,9 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-from cb_backend.engine.core import Add, End, EngineCore
+from cb_backend.engine.core import AbortMessage, AddMessage, EngineCore
 from cb_backend.request import FinishReason, Request, StepPlan, StepResult, TokenDelta
 from cb_backend.scheduling.lengths import LengthCurves
 from tests.scheduling.scripted import answer, make_request, make_scheduler
@@ -39,10 +38,9 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self.scheduler = make_scheduler(**self.options)
-        self.core = EngineCore(self.scheduler, self, overlap=self.overlap)
+        self.core = EngineCore(self.scheduler, self, overlap=self.overlap, bytes_per_block=BYTES_PER_BLOCK)
         self.deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
         self.model_name = "tiny"
-        self.storage = SimpleNamespace(bytes_per_block=BYTES_PER_BLOCK)
         self.tokenizer: Any = None
         self.curves = LengthCurves()
 
@@ -63,51 +61,21 @@ class ScriptedEngine:
     def send(self, choices: list[Request]) -> None:
         for choice in choices:
             choice.timings.arrival = time.monotonic()
-        self.core.send(Add(choices))
+        self.core.send(AddMessage(choices))
 
     def abort(self, name: str) -> None:
-        self.core.send(End(name, FinishReason.ABORT))
+        self.core.send(AbortMessage(name, FinishReason.ABORT))
 
     def run(self, *requests: list[Request]) -> dict[tuple[str, int], FinishReason]:
         """Serves the requests that were sent before the first step, and what `before` adds; returns all ends."""
+        expected = {(c.request_id, c.index) for choices in requests for c in choices}
         for choices in requests:
             self.send(choices)
         self.core.start()
         ends: dict[tuple[str, int], FinishReason] = {}
-        expected = {(c.request_id, c.index) for choices in requests for c in choices}
         while not expected <= ends.keys():
             delta = self.deltas.get(timeout=10)
             if delta.finish_reason is not None:
                 ends[delta.request_id, delta.index] = delta.finish_reason
         self.core.stop(10)
         return ends
-
-    def stats(self) -> dict[str, float]:
-        scheduler, pool, counts = self.scheduler, self.scheduler.pool, self.scheduler.counters
-        return {
-            "running": len(scheduler.running),
-            "waiting": scheduler.num_waiting,
-            "swapped": scheduler.num_swapped,
-            "steps": scheduler.step,
-            "kv_blocks": pool.num_blocks,
-            "kv_blocks_used": pool.num_used,
-            "kv_blocks_cached": pool.num_cached,
-            "kv_blocks_free": pool.available - pool.num_cached,
-            "host_blocks_used": scheduler.host.num_used,
-            "block_size": pool.block_size,
-            "prefix_queried_tokens": pool.queried_tokens,
-            "prefix_hit_tokens": pool.hit_tokens,
-            "swapped_bytes": counts["swapped_blocks"] * BYTES_PER_BLOCK,
-            "admissions_judged": 0,  # its admission forecasts nothing
-            "admissions_overflowed": 0,
-            **{
-                key: counts[key]
-                for key in (
-                    "computed_tokens",
-                    "generated_tokens",
-                    "recomputed_tokens",
-                    "preemptions_swap",
-                    "preemptions_recompute",
-                )
-            },
-        }

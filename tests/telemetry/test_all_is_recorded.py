@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from cb_backend import Engine, RequestError, SamplingParams
-from cb_backend.request import FinishReason, RequestOutput, Timings
+from cb_backend.request import FinishReason, RequestOutput, RequestTimings
 from cb_backend.telemetry import metrics, phase, reporter, request_context, semconv, setup
 from cb_backend.telemetry.logs import line
 from cb_backend.telemetry.metric_table import METRICS
@@ -50,7 +50,7 @@ class Seen:
         self.exporter = InMemorySpanExporter()
         self.summaries: list[RequestSummary] = []
         self.lines: list[dict[str, Any]] = []
-        self.timings: list[Timings] = []
+        self.timings: list[RequestTimings] = []
         self.nonzero: dict[str, set[tuple[tuple[str, str], ...]]] = {}  # metric -> labels with a value above zero
         self.recording: dict[str, Any] = {}
         self.most: dict[str, float] = {}  # of Engine.stats()

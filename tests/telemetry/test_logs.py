@@ -57,7 +57,7 @@ def test_choices_end_in_one_line_with_the_gravest_reason():
     engine.before[3] = lambda: engine.abort("r")
     engine.run(engine.request("r", 4, 9, n=3))
     (summary,) = kept
-    assert (summary.choices, summary.reason.value, summary.output_tokens) == (3, "abort", 9)
+    assert (summary.choices, summary.reason.value, summary.output_tokens) == (3, "abort", 1 + 3 + 3)
 
 
 def test_an_error_is_in_the_line():

@@ -29,8 +29,8 @@ class Measured:
 
         self.engine = ScriptedEngine(options)
         self.registry = CollectorRegistry()
-        self.metrics = Metrics("tiny", self.engine.stats(), self.registry)
-        self.reporter = Reporter(self.engine.stats, self.metrics)
+        self.metrics = Metrics("tiny", self.engine.core.stats(), self.registry)
+        self.reporter = Reporter(self.engine.core.stats, self.metrics)
         tracing = Tracing(NoOpTracerProvider().get_tracer("none"), "tiny")
         self.engine.core.observers += [Summaries(self.reporter.summary, tracing.span_context), self.reporter]
 
@@ -136,7 +136,7 @@ def test_the_share_of_admissions_that_overflowed_can_be_read():
     measured = Measured()
     for judged, overflowed in ((5, 0), (8, 2)):
         found = {"admissions_judged": judged, "admissions_overflowed": overflowed}
-        measured.metrics.refresh({**measured.engine.stats(), **found})
+        measured.metrics.refresh({**measured.engine.core.stats(), **found})
     assert measured.value("cb_admissions_judged_total") == 8
     assert measured.value("cb_admissions_overflowed_total") == 2
 
@@ -146,7 +146,7 @@ def test_gauges_show_the_load_and_return_to_zero_when_idle():
     engine, seen = measured.engine, []
 
     def look() -> None:
-        measured.metrics.refresh(engine.stats())
+        measured.metrics.refresh(engine.core.stats())
         seen.append({name: measured.total(name) for name in GAUGES})
 
     engine.before |= dict.fromkeys(range(2, 20), look)
@@ -215,7 +215,7 @@ def test_classes_are_bounded_and_escaped():
 
 def test_a_count_that_went_back_never_lowers_a_counter():
     measured = Measured()
-    stats = dict(measured.engine.stats())
+    stats = dict(measured.engine.core.stats())
     for tokens in (5, 3, 4):
         measured.metrics.refresh({**stats, "generated_tokens": tokens, "kv_blocks_free": -1})
     assert measured.value("cb_tokens_total", kind="generated") == 6
@@ -228,7 +228,7 @@ def test_in_multiprocess_mode_a_gauge_is_one_series_of_the_newest_process(tmp_pa
 import sys
 from tests.telemetry.scripted_engine import ScriptedEngine
 from cb_backend.telemetry.metrics import Metrics
-stats = ScriptedEngine().stats()
+stats = ScriptedEngine().core.stats()
 metrics = Metrics("tiny", stats)
 metrics.refresh({**stats, "running": int(sys.argv[1]), "generated_tokens": 10})
 """

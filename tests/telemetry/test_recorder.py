@@ -21,10 +21,11 @@ from tests.scheduling.scripted import make_request
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
+EMPTY = ScriptedEngine()
 
 
 def record(engine: ScriptedEngine, *requests, capacity: int = 4096) -> dict:
-    recorder = Recorder(engine.scheduler, "tiny", capacity)
+    recorder = Recorder(lambda: engine.core.snapshot, "tiny", capacity)
     engine.core.observers.append(recorder)
     engine.run(*requests)
     return recorder.snapshot()
@@ -105,7 +106,7 @@ def test_only_the_last_steps_and_their_rows_are_kept():
 
 
 def test_a_recording_keeps_no_request_alive():
-    recorder = Recorder(ScriptedEngine().scheduler, "tiny")
+    recorder = Recorder(lambda: EMPTY.core.snapshot, "tiny")
     engine = ScriptedEngine()
     engine.core.observers.append(recorder)
     requests = engine.request("r", 4, 3)
@@ -123,7 +124,7 @@ def test_a_recording_keeps_no_request_alive():
 def test_requests_that_never_ran_do_not_pile_up():
     from cb_backend.request import FinishReason, TokenDelta
 
-    recorder = Recorder(ScriptedEngine().scheduler, "tiny", capacity=2)
+    recorder = Recorder(lambda: EMPTY.core.snapshot, "tiny", capacity=2)
     for i in range(100):
         (request,) = make_request(f"r{i}")
         recorder.on_added(request)
@@ -133,7 +134,7 @@ def test_requests_that_never_ran_do_not_pile_up():
 
 def test_polling_gives_only_what_is_new_until_the_service_restarts():
     engine = ScriptedEngine()
-    recorder = Recorder(engine.scheduler, "tiny")
+    recorder = Recorder(lambda: engine.core.snapshot, "tiny")
     engine.core.observers.append(recorder)
     engine.run(engine.request("r", 4, 5))
     whole = recorder.snapshot()
@@ -190,7 +191,7 @@ def test_the_png_draws_the_cells_in_their_colours(tmp_path):
 
 def test_the_command_makes_all_forms_of_a_saved_file(tmp_path, capsys):
     engine = ScriptedEngine()
-    recorder = Recorder(engine.scheduler, "tiny")
+    recorder = Recorder(lambda: engine.core.snapshot, "tiny")
     engine.core.observers.append(recorder)
     engine.run(engine.request("r", 4, 2))
     saved, png, chrome = tmp_path / "saved.json", tmp_path / "out.png", tmp_path / "trace.json"

@@ -117,7 +117,7 @@ def test_an_observer_that_raises_is_switched_off_and_serving_goes_on(caplog):
         on_step = on_finished = on_added
 
     engine = ScriptedEngine()
-    engine.core.observers.append(setup.Guarded(Broken()))
+    engine.core.observers.append(Broken())
     assert engine.run(engine.request("r", 4, 3)) == {("r", 0): FinishReason.LENGTH}
     assert Broken.calls == 1
     assert "Broken failed and is switched off" in caplog.text

@@ -16,7 +16,7 @@ from tests.telemetry.scripted_engine import ScriptedEngine
 @pytest.fixture
 def recorder() -> Recorder:
     engine = ScriptedEngine()
-    recorder = Recorder(engine.scheduler, "tiny")
+    recorder = Recorder(lambda: engine.core.snapshot, "tiny")
     engine.core.observers.append(recorder)
     engine.run(engine.request("r", 4, 5))
     return recorder

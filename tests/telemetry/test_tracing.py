@@ -225,7 +225,7 @@ def test_a_failed_step_is_an_error_with_its_message():
     assert traced.engine.run(traced.engine.request("r", 4, 4)) == {("r", 0): FinishReason.ERROR}
     root = traced.root()
     assert root.status.status_code is StatusCode.ERROR
-    assert root.status.description == "RuntimeError: the device is gone"
+    assert root.status.description == "the engine failed while serving this request (id r)"
     assert root.attributes["error.type"] == "engine_error"
 
 

@@ -29,7 +29,7 @@ class Live:
         self.engine = ScriptedEngine(
             {"num_blocks": 14, "block_size": 4, "host_blocks": 64, "mode": "swap", "budget": 16}
         )
-        self.recorder = Recorder(self.engine.scheduler, "tiny")
+        self.recorder = Recorder(lambda: self.engine.core.snapshot, "tiny")
         self.engine.core.observers.append(self.recorder)
         app = Starlette(routes=[Mount(PATH, timeline_app(lambda: self.recorder))])
         config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
