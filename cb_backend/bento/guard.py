@@ -136,7 +136,7 @@ class Guard:
         elif len(hosts) != 1 or not hosts[0].strip():
             raise RequestError(f"one Host header is needed (got {len(hosts)})", code="invalid_host")
         if _CONTROLS.search(scope["path"]):
-            scope["path"] = _CONTROLS.sub("?", scope["path"])  # whoever logs it logs this
+            scope["path"] = _CONTROLS.sub("?", scope["path"])  # log lines show this
             raise RequestError("the path holds control characters", code="invalid_path")
         for length in headers.get(b"content-length", []):
             if not length.isdigit() or int(length) > self._settings.max_body_bytes:

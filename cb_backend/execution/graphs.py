@@ -4,7 +4,7 @@ One launch then stands for the hundreds of kernels of a forward pass. What makes
 
 - every tensor that a replay reads or writes keeps its address: inputs are copied into buffers made once;
 - nothing that is launched depends on data, only on shapes, and these are fixed for a size;
-- padding changes nothing: a padding row sees no key, and its K/V go to the trash block, which nobody reads.
+- padding changes nothing: a padding row sees no key, and its K/V go to the trash block, which is never read.
 
 The rest of a step (projection of the rows, sampling, copies of blocks) stays outside. No GPU has run this yet: it is
 tested with a recorder that calls the same Python again over the same buffers, and is off unless asked for.

@@ -4,7 +4,7 @@
     host    [num_host_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]  (pinned where the device is CUDA)
 
 A block is one contiguous run of bytes over all layers, so swapping a block is one copy. Knows tensors and ids, no
-requests. Padding rows of static-shape batches write to the trash block, which nobody reads.
+requests. Padding rows of static-shape batches write to the trash block, which is never read.
 """
 
 from __future__ import annotations

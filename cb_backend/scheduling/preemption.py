@@ -1,9 +1,9 @@
-"""Who loses its memory when it runs short, and how it will come back. Pure policy: reads requests, changes nothing.
+"""Which request loses its memory when it runs short, and how it will come back. Reads requests, changes nothing.
 
-The victim is of the worst priority; within it one that made progress since it last came back goes before one that did
-not (so nobody is preempted twice in a row for nothing); then the one that is cheapest to bring back per block freed.
-Swap or recompute follows from two constants that the executor measures at start-up; blocks that somebody else also
-holds cost nothing to recompute, because the prefix index will still find them.
+The victim is of the worst priority. Within it, one that made progress since it last came back goes before one that did
+not, so that no request is preempted twice in a row for nothing; then the one that is cheapest to bring back per block
+freed. Swap or recompute follows from two constants that the executor measures at start-up; blocks that another request
+also holds cost nothing to recompute, because the prefix index will still find them.
 """
 
 from __future__ import annotations

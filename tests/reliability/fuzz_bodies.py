@@ -3,7 +3,7 @@
     python -m tests.reliability.fuzz_bodies --count 100000 --seed 1
 
 Each body is a right one with faults put into it: values of other types, sizes up to the limits, deep nesting, patterns
-and schemas that are costly to judge, numbers at the edges, keys that nobody knows. The application runs in this
+and schemas that are costly to judge, numbers at the edges, unknown keys. The application runs in this
 process on a tiny engine, one request after the other, so the processor time that the event loop's thread spends
 between two turns is the last body's.
 

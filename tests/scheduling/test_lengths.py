@@ -102,14 +102,14 @@ def test_a_cut_output_is_not_a_short_one():
 
 def test_beyond_the_longest_known_output_it_goes_on_as_believed():
     curves = curves_of(("", 2, True), ("", 9, False))
-    # Half of them exceed 2 and are known to get to 9; nobody knows more about the way from 9 to 500.
+    # Half of them exceed 2 and are known to get to 9; nothing more is known about the way from 9 to 500.
     expected = [mixed(0.5, 2, believed(0, 9)), mixed(0.5 * believed(9, 500), 2, believed(0, 500))]
     assert survival(curves, 0, [9, 500]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_beyond_the_longest_output_of_its_class_the_model_wide_curve_goes_on():
     curves = curves_of(("json", 3, False), ("", 4, True), ("", 8, True))
-    model_wide = mixed(0.0, 2, believed(3, 8))  # of the two that got beyond 3 tokens, nobody gets beyond 8
+    model_wide = mixed(0.0, 2, believed(3, 8))  # of the two that got beyond 3 tokens, none gets beyond 8
     alone = mixed(0.0, 3, believed(0, 8))
     assert survival(curves, 0, [8], "json") == pytest.approx([mixed(model_wide, 1, alone, CLASS_PRIOR)])
 
@@ -134,7 +134,7 @@ def test_running_requests_are_not_observed_twice():
 
 
 def test_a_question_between_two_steps_keeps_the_running_requests():
-    # 1 of 4 that got to 2 tokens ended there; asking brings the new observation in and forgets nobody.
+    # 1 of 4 that got to 2 tokens ended there; asking brings the new observation in and forgets none.
     curves = LengthCurves(FOREVER)
     curves.include_running(np.zeros(3, dtype=np.int64), np.array([7, 7, 7]))
     curves.observe("", 2, True)
@@ -187,11 +187,11 @@ def product_limit(outputs: list[tuple[int, bool]], generated: int, until: int, m
 def test_the_tables_equal_the_product_limit_one_length_at_a_time(outputs, running, generated, left):
     curves = curves_of(*(("", length, ended) for length, ended in outputs))
     curves.include_running(np.zeros(len(running), dtype=np.int64), np.array(running, dtype=np.int64), every=1)
-    everybody = outputs + [(length, False) for length in running]
-    seen = sum(1 for length, _ended in everybody if length > generated)
+    known = outputs + [(length, False) for length in running]
+    seen = sum(1 for length, _ended in known if length > generated)
     most = max(2, generated + left)
     expected = [
-        mixed(product_limit(everybody, generated, generated + t, most), seen, believed(generated, generated + t, most))
+        mixed(product_limit(known, generated, generated + t, most), seen, believed(generated, generated + t, most))
         for t in range(left)
     ]
     zero = np.zeros(1, dtype=np.int64)

@@ -197,7 +197,7 @@ def _norm(owner: nn.Module, name: str) -> RMSNorm:
     for offset in (0.0, 1.0):
         if torch.allclose(theirs, normed * (weight.float() + offset), rtol=tolerance, atol=tolerance):
             if offset and weight.dtype != torch.float32:
-                return RMSNorm(module, None)  # its sum with 1 is rounded by nobody else
+                return RMSNorm(module, None)  # its sum with 1 is not rounded elsewhere
             return RMSNorm(module, ((weight + offset).detach() if offset else weight.detach(), float(epsilon)))
     raise NotFused(f"{name} ({type(module).__name__}) is a norm that is not known")
 

@@ -66,8 +66,8 @@ inline void transpose(const float* from, int pitch, Vec* to) {
   transpose(rows, to);
 }
 
-// The item's q rows as [head_dim padded to 32 / 2][columns] pairs; columns past its rows repeat the last one, which nobody
-// reads.
+// The item's q rows as [head_dim padded to 32 / 2][columns] pairs; columns past its rows repeat the last one and are
+// not read.
 template <int columns>
 inline void pack_queries(const Attention& a, const Item& item, int pairs, uint32_t* to) {
   for (int c = 0; c < columns; c++) {
