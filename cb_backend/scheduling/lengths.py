@@ -6,7 +6,7 @@ error) says only that its length is greater: a censored observation, which Kapla
 outputs, because those end first. Newer observations count more: a weight halves every `half_life` observations.
 
 Three levels answer together, each weighted by the observations it has beyond the tokens already generated: the
-class's curve, the model-wide curve, and what is believed where nobody has been: that every order of magnitude up to
+class's curve, the model-wide curve, and what is believed where no output has been: that every order of magnitude up to
 max_tokens is as likely (a density of 1 / length, which prefers no scale). The same belief continues a curve beyond the
 longest output that it knows.
 
@@ -47,7 +47,7 @@ NEVER_ENDS = -1  # in place of a row: an output that can only be cut, at max_tok
 
 MAX_LENGTH = 2**20
 _EXACT, _STEPS = 128, 64
-_TINY = np.float32(1e-30)  # keeps 0 / 0 out where nobody is known to get as far
+_TINY = np.float32(1e-30)  # keeps 0 / 0 out where no output is known to get as far
 
 Floats = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float64]
@@ -119,7 +119,7 @@ class LengthCurves:
         self._stale = np.zeros(rows, dtype=np.int64)  # observations since the row's tables were made
         self._survival = np.ones((rows, _POINTS), dtype=np.float32)  # P(length > point)
         self._beyond = np.zeros((rows, _POINTS), dtype=np.float32)  # effective observations beyond the point
-        self._last = np.zeros(rows, dtype=np.int16)  # the last point that somebody is known to have got to
+        self._last = np.zeros(rows, dtype=np.int16)  # the last point that an output is known to have got to
         self._age = np.zeros(rows, dtype=np.int64)  # calls of `include_running` since the row's tables were made
         # Rows and points of the running requests, as of the last `include_running`.
         self._running = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int16)
