@@ -15,8 +15,9 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,6 @@ from starlette.routing import Match, Route
 from ..client import EngineClient
 from ..errors import RequestError
 from ..params import SamplingParams
-from ..text.output import OutputCollector
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .connection import Receive, read_json, while_connected
 from .description import openai_description
@@ -40,7 +40,7 @@ from .logprobs import TokenTexts
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .rendering import Generation
 from .responses import ResponsesAnswer, ResponsesRequest
-from .stream import Reply
+from .stream import Reply, Send
 from .tokens import TokenRoutes
 from .tool_answers import ToolChatAnswer
 
@@ -54,7 +54,6 @@ _NOT_SERVED = ("/embeddings", "/moderations", "/images/generations", "/audio/spe
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 FindEngine = Callable[[], EngineClient]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 R = TypeVar("R", bound=GenerationRequest)
 
 
@@ -162,7 +161,9 @@ class _GenerationRoute(ABC, Generic[R]):
                 call = call.model_copy(update={"request_class": request.headers["x-request-class"]})
             # A client may use its id twice at once; the engine's must be its own.
             ident = f"{self.PREFIX}-{request_id}-{uuid.uuid4().hex[:8]}"
-            await while_connected(receive, self._answer(engine, call, ident, reply))
+            stream = bool(call.stream)
+            shape = partial(self._shape, engine, call, ident)
+            await while_connected(receive, reply.answer(opened(engine, call, ident, stream=stream), shape, stream))
         except Exception as error:
             if isinstance(error, RequestError):
                 self._count(error)
@@ -170,28 +171,13 @@ class _GenerationRoute(ABC, Generic[R]):
                 logger.exception("request %s failed", request_id)
             await reply.fail(error)
 
-    async def _answer(self, engine: EngineClient, call: R, ident: str, reply: Reply) -> None:
-        stream = bool(call.stream)
-        async with opened(engine, call, ident, stream=stream) as (generation, deltas):
-            answer = self._shape(engine, call, generation, ident)
-            if not stream:
-                outputs = OutputCollector()
-                async for choice, delta in deltas:
-                    outputs.add(choice, delta)
-                await reply.whole(answer.body(outputs.outputs()))
-                return
-            reply.error_event = answer.error_event
-            async for choice, delta in deltas:
-                await reply.event(answer.events(choice, delta))
-            await reply.end(answer.last_events())
-
     def _count(self, error: RequestError) -> None:
         """What is refused here never reaches the engine, which counts its own refusals."""
         with suppress(RequestError):  # there is no engine (yet)
             self._find().count_refusal(error)
 
     @abstractmethod
-    def _shape(self, engine: EngineClient, call: R, generation: Generation, ident: str) -> Answer:
+    def _shape(self, engine: EngineClient, call: R, ident: str, generation: Generation) -> Answer:
         """How what is generated is written."""
 
     def _token_texts(self, engine: EngineClient, params: SamplingParams) -> TokenTexts | None:
@@ -209,7 +195,7 @@ class _Completions(_GenerationRoute[CompletionRequest]):
     PARSER = CompletionRequest
     PREFIX = "cmpl"
 
-    def _shape(self, engine: EngineClient, call: CompletionRequest, generation: Generation, ident: str) -> Answer:
+    def _shape(self, engine: EngineClient, call: CompletionRequest, ident: str, generation: Generation) -> Answer:
         return CompletionAnswer(
             ident,
             engine.model_name,
@@ -225,7 +211,7 @@ class _Chats(_GenerationRoute[ChatRequest]):
     PARSER = ChatRequest
     PREFIX = "chatcmpl"
 
-    def _shape(self, engine: EngineClient, call: ChatRequest, generation: Generation, ident: str) -> Answer:
+    def _shape(self, engine: EngineClient, call: ChatRequest, ident: str, generation: Generation) -> Answer:
         params, texts = generation.params, self._token_texts(engine, generation.params)
         if generation.tools is None or generation.style is None:
             return ChatAnswer(ident, engine.model_name, params, texts, call.include_usage)
@@ -238,7 +224,7 @@ class _Responses(_GenerationRoute[ResponsesRequest]):
     PARSER = ResponsesRequest
     PREFIX = "resp"
 
-    def _shape(self, engine: EngineClient, call: ResponsesRequest, generation: Generation, ident: str) -> Answer:
+    def _shape(self, engine: EngineClient, call: ResponsesRequest, ident: str, generation: Generation) -> Answer:
         return ResponsesAnswer(ident, engine.model_name, call)
 
 

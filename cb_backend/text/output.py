@@ -41,7 +41,7 @@ class OutputBuilder:
             None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, before)
         )
         self._special = frozenset() if tokenizer is None else special_ids(tokenizer)
-        self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)
+        self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._params = params
         self._request_id = request_id
         self._index = index
@@ -105,11 +105,14 @@ class OutputBuilder:
         if self._detokenizer is None:
             return None
         stop = self._match(self._detokenizer.finish(), shown)
-        if stop is None:
+        if stop is None and self._stops is not None:
             shown.append(self._stops.finish())
         return stop
 
     def _match(self, text: str, shown: list[str]) -> str | None:
+        if self._stops is None:
+            shown.append(text)
+            return None
         text, stop = self._stops.push(text, armed=self._num_tokens > self._params.min_tokens)
         shown.append(text)
         return stop

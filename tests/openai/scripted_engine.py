@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -102,6 +102,7 @@ class LeavingClient:
 
     def __init__(self, app: Any, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.on_send: Callable[[], None] = lambda: None
         self.answered = asyncio.Event()  # the first byte of a body came
         self._left = asyncio.Event()
         self._body = [orjson.dumps(body)]
@@ -137,6 +138,7 @@ class LeavingClient:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        self.on_send()
         self.messages.append(message)
         if message.get("body"):
             self.answered.set()
