@@ -73,4 +73,4 @@ async def test_a_streamed_token_crosses_few_modules_and_the_design_lists_them(ti
     assert len(path) <= MOST, path
     listed = re.search(r"<!-- path of a token -->\n(.*?)\n\n", DESIGN.read_text(encoding="utf-8"), re.DOTALL)
     assert listed is not None
-    assert re.findall(r"`([\w/]+\.py)`", listed[1]) == path
+    assert set(re.findall(r"`([\w/]+\.py)`", listed[1])) == set(path)
