@@ -232,8 +232,13 @@ class EngineCore:
         ended = time.monotonic()
         self.time.device += ended - start
         outcomes = self._ended(self.choices.settled(self.scheduler.settle(plan, result, ended)))
-        self._publish()
+        # Ends are told after the snapshot that has them; tokens alone do not wait for one.
+        ends = any(delta.finish_reason is not None for _request, delta in outcomes)
+        if ends:
+            self._publish()
         self._deliver(outcomes)
+        if not ends:
+            self._publish()
         done = time.monotonic()
         self.time.settle += done - ended
         began = max(step.began, self._settled)  # steps that overlap count from one end to the next

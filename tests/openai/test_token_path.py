@@ -21,7 +21,6 @@ MOST = 15
 
 SAMPLED = ("sampling/host.py", "read")  # the sampled ids are taken off the device
 POSTED = ("engine/delivery.py", "post")  # the engine thread hands a delta to the event loop
-BESIDE = "_publish"  # the engine's numbers for other threads, which may be taken before a token is told
 
 
 class Entered:
@@ -29,13 +28,8 @@ class Entered:
 
     def __init__(self) -> None:
         self.by_thread: dict[int, list[tuple[str, str]]] = {}
-        self._beside = 0  # calls of BESIDE that have not returned; they are the engine thread's alone
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
-        if event in ("call", "return") and frame.f_code.co_name == BESIDE:
-            self._beside += 1 if event == "call" else -1
-        if self._beside:
-            return
         entered = frame if event == "call" else frame.f_back if event == "return" else None
         if entered is not None and entered.f_code.co_filename.startswith(str(PACKAGE)):
             name = entered.f_code.co_name if event == "call" else "returned to"
