@@ -151,7 +151,8 @@ class EngineClient(Protocol):
 
         Args:
             request_id: unique among the open ones; default: made here.
-            continues_prompt: the text goes on the prompt's, as it must where the two are shown together.
+            continues_prompt: the text goes on the prompt's, as it must where the two are shown together; else it is
+                what decoding its ids alone gives, which for some tokenizers lacks the first word's space.
             slot: from `enter`; default: entered here.
 
         Raises:

@@ -169,8 +169,7 @@ class Engine:
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(batch)
         if len(each) != len(batch):
             raise ValueError(f"{len(batch)} prompts but {len(each)} sampling parameters")
-        request_id = options.pop("request_id", None)
-        continues_prompt = options.pop("continues_prompt", False)
+        own = {name: options.pop(name) for name in ("request_id", "continues_prompt") if name in options}
         served = GenerationOptions(**options)
         deltas: queue.SimpleQueue[TokenDelta] = queue.SimpleQueue()
         readers: dict[str, Reader] = {}
@@ -178,14 +177,7 @@ class Engine:
         try:
             for prompt, one in zip(batch, each, strict=True):
                 with self._counting_refusals():
-                    reader = self.submit(
-                        self._encode(prompt),
-                        one,
-                        deltas.put,
-                        served,
-                        request_id=request_id,
-                        continues_prompt=continues_prompt,
-                    )
+                    reader = self.submit(self._encode(prompt), one, deltas.put, served, **own)
                 readers[reader.request_id] = reader
                 outputs[reader.request_id] = OutputCollector()
             unfinished = set(readers)
@@ -220,9 +212,7 @@ class Engine:
         Closing the generator (or cancelling the task that reads it) ends the request in the engine.
 
         Args:
-            priority, timeout, request_class, salt, trace_context: see `GenerationOptions`.
-            continues_prompt: the text goes on the prompt's, as it must where the two are shown together; else it is
-                what decoding its ids alone gives, which for some tokenizers lacks the first word's space.
+            priority, timeout, request_class, salt, trace_context, continues_prompt: see cb_backend/client.py.
 
         Raises:
             RequestError: before the first output, if the request cannot be served.
