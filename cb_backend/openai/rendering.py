@@ -16,7 +16,9 @@ from ..params import SamplingParams
 from ..telemetry import phase, request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from ..text.chat import check_messages
-from ..text.tools import CallFormat, ToolSet, call_format, conversation_with_tools, knows_tools
+from ..text.calls.base import CallFormat
+from ..text.calls.formats import call_format
+from ..text.tools import ToolSet, conversation_with_tools, knows_tools
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ResponsesRequest
 

@@ -15,8 +15,9 @@ import orjson
 from ..client import OutputDelta
 from ..params import SamplingParams
 from ..request import RequestOutput
+from ..text.calls.base import CallFormat
 from ..text.tool_parser import CallArguments, CallStart, Piece, Text, ToolParser
-from ..text.tools import MISTRAL, CallFormat, ToolSet
+from ..text.tools import ToolSet
 from .answers import ChatAnswer
 from .logprobs import TokenTexts
 
@@ -78,7 +79,7 @@ class ToolChatAnswer(ChatAnswer):
         return whole
 
     def _parser(self) -> ToolParser:
-        return ToolParser(self._style, self._tools.names)
+        return ToolParser(self._style, self._tools.functions)
 
     def _allowed(self, pieces: list[Piece]) -> list[Piece]:
         """Without parallel calls only the first one counts."""
@@ -95,8 +96,8 @@ class ToolChatAnswer(ChatAnswer):
 
     def _call(self, start: CallStart) -> dict[str, Any]:
         # Mistral's template takes ids of nine letters and digits only, and the client sends them back.
-        ident = uuid.uuid4().hex[:9] if self._style is MISTRAL else f"call_{uuid.uuid4().hex[:24]}"
-        return {"id": ident, "type": "function", "function": {"name": start.name, "arguments": ""}}
+        made = uuid.uuid4().hex[:9] if self._style.idents == "nine" else f"call_{uuid.uuid4().hex[:24]}"
+        return {"id": start.ident or made, "type": "function", "function": {"name": start.name, "arguments": ""}}
 
     @staticmethod
     def _ended(output: Output, calls: int) -> Output:

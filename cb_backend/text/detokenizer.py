@@ -115,6 +115,13 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 @lru_cache(maxsize=16)
+def special_texts(tokenizer: Any) -> dict[str, int]:
+    """The special tokens by their text."""
+    ids = sorted(special_ids(tokenizer))
+    return {str(text): i for i, text in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)}
+
+
+@lru_cache(maxsize=16)
 def byte_fallback_ids(tokenizer: Any) -> frozenset[int]:
     """Ids of the 256 byte tokens of a tokenizer that spells unknown characters by bytes, else nothing."""
     ids = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])

@@ -18,17 +18,25 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from ..errors import RequestError, first_line
 from ..params import check_texts
+from .calls.base import Function
+from .calls.formats import FORMATS
+from .detokenizer import special_texts
 from .json_style import style
+from .response_format import checked
+from .schema import larger_than, without_annotations
+from .tools import TOOL_CALLS
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_COMPILE_SECONDS = 10.0
 _CACHE_SIZE = 128
+MAX_REPORT = 600  # characters
 
 _ONE_OF = (
     "oneOf is supported where no value can fit two of its branches, which could not be shown of this one; "
@@ -96,36 +104,47 @@ class GrammarCompiler:
             RequestError: an unknown type, a faulty or unsupported schema, one that no text fits, or one too large, too
                 deep or too slow to compile.
         """
+        _check_grammar_library()
+        if larger_than(response_format, MAX_GRAMMAR_BYTES):
+            raise _refuse(f"larger than {MAX_GRAMMAR_BYTES} bytes")
         check_texts(response_format, "response_format")
+        forced = response_format.get("type") == TOOL_CALLS
+        wanted = response_format if forced else checked(response_format)
+        if wanted["type"] == "text":
+            return None
         try:
-            grammar = self._grammar_of(response_format)
+            key = json.dumps(wanted)
         except RecursionError:
             raise _refuse("it is nested too deeply") from None
-        if grammar is None:
-            return None
+        except (TypeError, ValueError):
+            raise _refuse("the schema holds a value that is no JSON") from None
         with self._lock:
-            cached = self._cache.get(grammar)
+            cached = self._cache.get(key)
             if cached is not None:
-                self._cache.move_to_end(grammar)
+                self._cache.move_to_end(key)
                 return cached.fork()
-        building = self._pool.submit(self._build, grammar)
+        building = self._pool.submit(self._build, wanted)
         try:
             made = building.result(self._patience)
         except FutureTimeout:
             building.cancel()  # if it waits for a thread: its caller has left
             raise _refuse(f"compiling it took more than {self._patience:g} s; simplify it") from None
         with self._lock:
-            self._cache[grammar] = made
+            self._cache[key] = made
             while len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
         return made.fork()
 
-    def _build(self, grammar: str) -> GrammarConstraint:
+    def _build(self, wanted: Mapping[str, Any]) -> GrammarConstraint:
         from llguidance import LLMatcher
 
+        try:
+            grammar = self._grammar_of(wanted)
+        except RecursionError:
+            raise _refuse("it is nested too deeply") from None
         matcher = LLMatcher(self._ll_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
-            report = first_line(matcher.get_error())
+            report = _report(matcher.get_error())
             raise _refuse(_ONE_OF if report.startswith("oneOf ") else report)
         # Some faults show only where the first token is chosen, as in a schema that refers to itself for ever.
         begun = GrammarConstraint(matcher.deep_copy())
@@ -143,55 +162,64 @@ class GrammarCompiler:
                 self._wrapped = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos or None)
             return self._wrapped
 
-    @staticmethod
-    def _grammar_of(response_format: Mapping[str, Any]) -> str | None:
-        try:
-            from llguidance import LLMatcher
-        except ImportError:
-            raise RequestError(
-                "this server has no grammar library; install cb-backend[grammar]",
-                path=("response_format",),
-                code="unsupported",
-            ) from None
-        kind = response_format.get("type")
-        if kind == "text":
-            return None
+    def _grammar_of(self, wanted: Mapping[str, Any]) -> str:
+        from llguidance import LLMatcher
+
+        kind = wanted["type"]
+        if kind == TOOL_CALLS:
+            return self._calls(wanted)
         if kind == "json_object":
             return _json_grammar({"type": "object"})
         if kind == "json_schema":
-            return _json_grammar(_schema_of(response_format))
+            return _json_grammar(wanted["json_schema"]["schema"])
         if kind == "regex":
-            return _bounded(LLMatcher.grammar_from_regex(_text(response_format, "regex")))
+            return str(LLMatcher.grammar_from_regex(_text(wanted, "regex")))
         if kind == "choice":
-            return _bounded(LLMatcher.grammar_from_lark("start: " + " | ".join(_choices(response_format))))
-        if kind == "grammar":
-            return _bounded(LLMatcher.grammar_from_lark(_text(response_format, "grammar")))
-        raise _refuse(f"type must be text, json_object, json_schema, regex, choice or grammar (got {kind!r})")
+            return str(LLMatcher.grammar_from_lark("start: " + " | ".join(_choices(wanted))))
+        return str(LLMatcher.grammar_from_lark(_text(wanted, "grammar")))
+
+    def _calls(self, wanted: Mapping[str, Any]) -> str:
+        """The grammar of forced calls, as `ToolSet.grammar` asks for it."""
+        from llguidance import LLMatcher
+
+        functions = [Function(one["name"], styled(one["schema"])) for one in wanted["functions"]]
+        rules = FORMATS[wanted["format"]].grammar(functions, wanted["parallel"], self._literal)
+        return str(LLMatcher.grammar_from_lark("\n".join(rules) + "\n"))
+
+    def _literal(self, text: str) -> str:
+        return literal(text, special_texts(self._tokenizer))
+
+
+def literal(text: str, specials: Mapping[str, int]) -> str:
+    """A text as a Lark expression: what are special tokens of the tokenizer can only be said as tokens."""
+    parts, rest = [], text
+    while rest:
+        at, found = min(((rest.find(special), special) for special in specials if special in rest), default=(-1, ""))
+        plain = rest if at < 0 else rest[:at]
+        parts += [json.dumps(plain)] if plain else []
+        parts += [f"<[{specials[found]}]>"] if found else []
+        rest = rest[len(plain) + len(found) :]
+    return " ".join(parts)
+
+
+def _check_grammar_library() -> None:
+    if find_spec("llguidance") is None:
+        raise RequestError(
+            "this server has no grammar library; install cb-backend[grammar]",
+            path=("response_format",),
+            code="unsupported",
+        )
 
 
 def _json_grammar(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    try:
-        size = len(json.dumps(schema))
-        grammar = (
-            "" if size > MAX_GRAMMAR_BYTES else LLMatcher.grammar_from_json_schema(schema, overrides=style(schema))
-        )
-    except (TypeError, ValueError):
-        raise _refuse("the schema holds a value that is no JSON") from None
-    if size > MAX_GRAMMAR_BYTES:
-        raise _refuse(f"the schema is larger than {MAX_GRAMMAR_BYTES} bytes")
-    return grammar
+    return str(LLMatcher.grammar_from_json_schema(without_annotations(schema), overrides=style(schema)))
 
 
-def _schema_of(response_format: Mapping[str, Any]) -> Any:
-    outer = response_format.get("json_schema")
-    if not isinstance(outer, Mapping):
-        raise _refuse("json_schema must be an object with a schema", "json_schema")
-    schema = outer.get("schema", {})
-    if not isinstance(schema, (Mapping, bool)):
-        raise _refuse("schema must be a JSON schema", "json_schema", "schema")
-    return schema
+def styled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with the library's options inside, as a rule of a larger grammar has it."""
+    return {**without_annotations(schema), "x-guidance": style(schema)}
 
 
 def _text(response_format: Mapping[str, Any], field: str) -> str:
@@ -208,10 +236,11 @@ def _choices(response_format: Mapping[str, Any]) -> list[str]:
     return [json.dumps(value) for value in values]
 
 
-def _bounded(grammar: str) -> str:
-    if len(grammar) > MAX_GRAMMAR_BYTES:
-        raise _refuse(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
-    return grammar
+def _report(error: str) -> str:
+    """The library's whole message on one line, without the marks under its quotations and the state that follows."""
+    lines = [line.strip() for line in error.strip().partition("<state>")[0].splitlines()]
+    told = " ".join(line for line in lines if line.strip(" ^-|"))
+    return told if len(told) <= MAX_REPORT else told[: MAX_REPORT - 3] + "..."
 
 
 def _refuse(reason: str, *field: str) -> RequestError:

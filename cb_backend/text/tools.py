@@ -1,11 +1,6 @@
 """Tools a chat may call: checking them, showing them to the model, and a grammar that forces a call.
 
-A model writes a call in the format it was trained on, which its chat template tells:
-
-    hermes    <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>    Hermes, Qwen, and the default
-    llama     {"name": ..., "parameters": {...}}                               Llama 3
-    mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}]                  Mistral before Tekken v11
-
+A model writes a call in the format it was trained on, which its chat template tells (text/calls/formats.py).
 `ToolSet.grammar` is what the choices `required` and a named function enforce; with `auto` the model writes what it
 likes and text/tool_parser.py reads it. A template that does not know tools gets them as a system message in the words
 of the Hermes format, and calls and results of the conversation as text.
@@ -21,76 +16,17 @@ from typing import Any
 
 from ..errors import RequestError
 from ..params import check_texts
-from .json_style import style
+from .calls.base import CallFormat
+from .calls.formats import HERMES
+from .schema import check_schema, larger_than
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 1024
-MAX_SCHEMA_DEPTH = 64
-# More calls than this in one forced answer are a model that does not find the end.
-MAX_FORCED_CALLS = 8
+TOOL_CALLS = "tool_calls"  # the type of the response format that forces calls; no client may send it
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-
-
-@dataclass(frozen=True, slots=True)
-class CallFormat:
-    """How a model writes calls.
-
-    `begin`, `separator` and `end` are what a forced answer holds around its calls. `opening` and `closing` are what
-    tells calls from text when they are read; `bare` is the beginning of an answer that is a call without `opening`,
-    which may be a special token and then is not shown. `listed`: the calls are one JSON list.
-    """
-
-    name: str
-    begin: str
-    separator: str
-    end: str
-    arguments: str
-    opening: str
-    closing: str = ""
-    bare: re.Pattern[str] | None = None
-    listed: bool = False
-
-
-HERMES = CallFormat(
-    name="hermes",
-    begin="<tool_call>\n",
-    separator="\n</tool_call>\n<tool_call>\n",
-    end="\n</tool_call>",
-    arguments="arguments",
-    opening="<tool_call>",
-    closing="</tool_call>",
-)
-LLAMA = CallFormat(
-    name="llama",
-    begin="",
-    separator="; ",
-    end="",
-    arguments="parameters",
-    opening="<|python_tag|>",
-    bare=re.compile(r"(?=\{)"),
-)
-MISTRAL = CallFormat(
-    name="mistral",
-    begin="[TOOL_CALLS][",
-    separator=", ",
-    end="]",
-    arguments="arguments",
-    opening="[TOOL_CALLS]",
-    closing="]",
-    bare=re.compile(r"\[\s*(?=\{)"),
-    listed=True,
-)
-
-
-def call_format(template: str) -> CallFormat:
-    """The format that a chat template shows."""
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    if "<tool_call>" not in template and ("<|python_tag|>" in template or '"parameters": dictionary' in template):
-        return LLAMA
-    return HERMES
+_KEYS = ("type", "function")
+_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
 
 def knows_tools(template: str) -> bool:
@@ -135,32 +71,29 @@ class ToolSet:
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
+    @property
+    def functions(self) -> dict[str, Mapping[str, Any] | None]:
+        """The functions by name, with the JSON schemas of their parameters."""
+        return {tool["function"]["name"]: tool["function"].get("parameters") for tool in self.tools}
+
     def grammar(self, style: CallFormat) -> dict[str, Any] | None:
-        """The response format that lets nothing pass but calls of `forced`; None if nothing is forced."""
+        """The response format that lets nothing pass but calls of `forced`; None if nothing is forced.
+
+        It is compiled by text/grammar.py, under the bounds of all response formats: nothing costly happens here.
+        """
         if not self.forced:
             return None
         functions = [tool["function"] for tool in self.tools if tool["function"]["name"] in self.forced]
-        calls = " | ".join(f"call_{i}" for i in range(len(functions)))
-        more = f" ({json.dumps(style.separator)} call){{0,{MAX_FORCED_CALLS - 1}}}" if self.parallel else ""
-        parts = [json.dumps(style.begin)] if style.begin else []
-        parts += ["call" + more]
-        parts += [json.dumps(style.end)] if style.end else []
-        rules = [f"start: {' '.join(parts)}", f"call: {calls}"]
-        for i, function in enumerate(functions):
-            head = f'{{"name": {json.dumps(function["name"])}, "{style.arguments}": '
-            rules.append(f'call_{i}: {json.dumps(head)} args_{i} "}}"')
-            rules.append(f"args_{i}: %json {json.dumps(_arguments_schema(function))}")
-        return {"type": "grammar", "grammar": "\n".join(rules) + "\n"}
+        wanted = [{"name": function["name"], "schema": _arguments_schema(function)} for function in functions]
+        return {"type": TOOL_CALLS, "format": style.name, "functions": wanted, "parallel": self.parallel}
 
 
 def _arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Without parameters a function takes an empty object, as in OpenAI's API."""
     schema = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
-    whole = {"type": "object", **schema, "x-guidance": style(schema)}
     # A parameter that the schema does not name is of no use to the function, and a small model invents many.
-    if "properties" in schema:
-        whole.setdefault("additionalProperties", False)
-    return whole
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    return {"type": "object", **closed, **schema}
 
 
 def conversation_with_tools(
@@ -212,14 +145,14 @@ def _check_tools(tools: Any) -> tuple[str, ...]:
         raise _refuse("tools", f"must be a list (got {type(tools).__name__})")
     if len(tools) > MAX_TOOLS:
         raise _refuse("tools", f"at most {MAX_TOOLS} (got {len(tools)})")
+    if larger_than(tools, MAX_TOOLS_BYTES):
+        raise _refuse("tools", f"together larger than {MAX_TOOLS_BYTES} bytes")
     names: list[str] = []
     for i, tool in enumerate(tools):
         name = _check_tool(tool, f"tools.{i}")
         if name in names:
             raise _refuse(f"tools.{i}.function.name", f"{name!r} is there twice")
         names.append(name)
-    if len(json.dumps(tools)) > MAX_TOOLS_BYTES:
-        raise _refuse("tools", f"together larger than {MAX_TOOLS_BYTES} bytes")
     return tuple(names)
 
 
@@ -229,7 +162,11 @@ def _check_tool(tool: Any, where: str) -> str:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise _refuse(f"{where}.function", "must be an object with a name")
-    check_texts({where: tool})
+    check_texts(tool, *where.split("."))
+    for keys, given, place in ((_KEYS, tool, where), (_FUNCTION_KEYS, function, f"{where}.function")):
+        for key, value in given.items():
+            if key not in keys and value is not None:
+                raise _refuse(f"{place}.{key}", f"no such key; there are {', '.join(keys)}")
     name = function.get("name")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise _refuse(f"{where}.function.name", f"must be 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.' (got {name!r:.80})")
@@ -239,42 +176,8 @@ def _check_tool(tool: Any, where: str) -> str:
     parameters = function.get("parameters") or {}
     if parameters.get("type", "object") != "object":
         raise _refuse(f"{where}.function.parameters.type", f"must be 'object' (got {parameters['type']!r:.80})")
-    _check_schema(parameters, f"{where}.function.parameters", 0)
+    check_schema(parameters, (*where.split("."), "function", "parameters"))
     return name
-
-
-def _check_schema(schema: Any, where: str, depth: int) -> None:
-    """Faults that would otherwise show only when a model is forced to write by the schema, or never."""
-    if isinstance(schema, bool):
-        return
-    if not isinstance(schema, Mapping):
-        raise _refuse(where, f"must be a JSON schema (got {schema!r:.80})")
-    if depth > MAX_SCHEMA_DEPTH:
-        raise _refuse(where, f"nested more than {MAX_SCHEMA_DEPTH} deep")
-    kinds = schema.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if kind not in _TYPES:
-            raise _refuse(f"{where}.type", f"must be one of {', '.join(_TYPES)} (got {kind!r:.80})")
-    pattern = schema.get("pattern", "")
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError, RecursionError, OverflowError) as error:
-        raise _refuse(f"{where}.pattern", f"is no regular expression: {error}") from None
-    for field in ("properties", "$defs", "definitions", "patternProperties"):
-        inner = schema.get(field, {})
-        if not isinstance(inner, Mapping):
-            raise _refuse(f"{where}.{field}", "must be an object")
-        for key, value in inner.items():
-            _check_schema(value, f"{where}.{field}.{key}", depth + 1)
-    for field in ("items", "additionalProperties", "not"):
-        if field in schema and not isinstance(schema[field], list):
-            _check_schema(schema[field], f"{where}.{field}", depth + 1)
-    for field in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        inner = schema.get(field, [])
-        if not isinstance(inner, list):
-            raise _refuse(f"{where}.{field}", "must be a list of JSON schemas")
-        for i, value in enumerate(inner):
-            _check_schema(value, f"{where}.{field}.{i}", depth + 1)
 
 
 def _named(choice: Any) -> str:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cb_backend.text.calls.base import CallFormat
+from cb_backend.text.calls.formats import HERMES, LLAMA, MISTRAL
 from cb_backend.text.tool_parser import CallArguments, CallStart, Text, ToolParser
-from cb_backend.text.tools import HERMES, LLAMA, MISTRAL, CallFormat
 
 NAMES = {"weather", "time"}
 CALL = '{"name": "weather", "arguments": {"city": "Köln {\\"}"}}'

@@ -1,0 +1,73 @@
+"""What a client may write in `response_format`: every key at every depth is known, or the request is refused.
+
+A key that nothing reads is a wish that nothing grants: `"scheme"` for `"schema"` would leave the answer free with no
+word about it. What is meant beyond doubt is done: `{"type": "json_object", "schema": ...}` is a schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import RequestError
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema",),
+    "regex": ("regex",),
+    "choice": ("choice",),
+    "grammar": ("grammar",),
+}
+_JSON_SCHEMA_KEYS = ("name", "description", "schema", "strict")
+
+
+def checked(response_format: Mapping[str, Any]) -> dict[str, Any]:
+    """The format with a known type and known keys, a schema always under `json_schema`; null is absent.
+
+    Raises:
+        RequestError: names the key at fault, below `response_format`.
+    """
+    given = {key: value for key, value in response_format.items() if value is not None}
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in KEYS:
+        *some, last = KEYS
+        raise _refuse(f"type must be {', '.join(some)} or {last} (got {kind!r:.80})")
+    for key in given:
+        if key != "type" and key not in KEYS[kind]:
+            raise _refuse(f"type {kind!r} takes no such key{_hint(kind, key)}", key)
+    if kind == "json_object" and "schema" in given:
+        return {"type": "json_schema", "json_schema": {"schema": _schema(given["schema"], "schema")}}
+    if kind == "json_schema":
+        return {"type": kind, "json_schema": _json_schema(given.get("json_schema"))}
+    return given
+
+
+def _json_schema(outer: Any) -> dict[str, Any]:
+    if not isinstance(outer, Mapping):
+        raise _refuse("json_schema must be an object with a schema", "json_schema")
+    given = {key: value for key, value in outer.items() if value is not None}
+    for key in given:
+        if key not in _JSON_SCHEMA_KEYS:
+            raise _refuse("no such key here; the schema itself goes under 'schema'", "json_schema", str(key))
+    for key, kind, what in (("name", str, "string"), ("description", str, "string"), ("strict", bool, "boolean")):
+        if key in given and not isinstance(given[key], kind):
+            raise _refuse(f"must be a {what} (got {given[key]!r:.80})", "json_schema", key)
+    return {**given, "schema": _schema(given.get("schema", {}), "json_schema", "schema")}
+
+
+def _schema(schema: Any, *path: str) -> Any:
+    if not isinstance(schema, (Mapping, bool)):
+        raise _refuse(f"must be a JSON schema (got {schema!r:.80})", *path)
+    return schema
+
+
+def _hint(kind: str, key: Any) -> str:
+    if kind == "json_schema" and key in _JSON_SCHEMA_KEYS:
+        return "; it goes inside 'json_schema'"
+    owners = [name for name, keys in KEYS.items() if key in keys]
+    return f"; type {owners[0]!r} does" if owners else ""
+
+
+def _refuse(reason: str, *field: str) -> RequestError:
+    return RequestError(reason, path=("response_format", *field))
