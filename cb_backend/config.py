@@ -38,6 +38,23 @@ def parse_size(value: Any) -> int:
     return int(float(number) * _UNIT[unit.lower().removesuffix("b")])
 
 
+ToolCallFormat = Literal[
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+    "granite",
+    "phi4",
+    "qwen3_coder",
+    "glm",
+    "minimax_m2",
+    "kimi_k2",
+    "deepseek_v3",
+    "deepseek_v3_1",
+    "harmony",
+    "pythonic",
+    "llama4",
+]
 ByteSize = Annotated[int, BeforeValidator(parse_size)]
 
 
@@ -120,6 +137,10 @@ class EngineConfig(_Section):
     )
     allow_request_template: bool = Field(
         False, description="Let a chat request bring a template of its own; it runs in transformers' sandbox, untimed."
+    )
+    tool_call_format: ToolCallFormat | None = Field(
+        None,
+        description="How the model writes tool calls (docs/openai.md); default: as its chat template shows.",
     )
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads; default and most: the physical cores this process may use."

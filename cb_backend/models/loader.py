@@ -225,14 +225,39 @@ def _load_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
 
 
 def _max_model_len(config: Any, wanted: int | None, name: str) -> int:
-    trained = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if trained is None:
+    context = _context_length(config.get_text_config(decoder=True))
+    if context is None:
         if wanted is None:
             raise ModelError(f"'{name}' does not say how long its context is; set max_model_len")
         return wanted
-    if wanted is not None and wanted > trained:
-        raise ModelError(f"max_model_len {wanted} is more than the {trained} positions that '{name}' was trained for")
-    return wanted or int(trained)
+    if wanted is not None and wanted > context:
+        raise ModelError(
+            f"max_model_len {wanted} is more than the {context} positions that '{name}' was trained for; "
+            "a longer context needs rope scaling in its config.json (rope_type 'yarn')"
+        )
+    return wanted or context
+
+
+def _context_length(config: Any) -> int | None:
+    """Positions that the model takes, with the rope scaling that its configuration states.
+
+    YaRN and linear interpolation stretch an original context by their factor; where linear interpolation does not state
+    the original, `max_position_embeddings` is the stretched one (Gemma 3). With dynamic scaling the frequencies change
+    with the length beyond the original, which cached keys cannot follow: it ends there. All others state what they
+    reach in `max_position_embeddings`.
+    """
+    stated = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "full_attention" in rope:  # one set per kind of layer
+        rope = rope["full_attention"]
+    kind = rope.get("rope_type", rope.get("type"))
+    original = rope.get("original_max_position_embeddings")
+    if kind == "dynamic" and original is not None:
+        return int(original)
+    if kind == "yarn" or (kind == "linear" and original is not None):
+        original = original or stated
+        return None if original is None else int(original * rope.get("factor", 1.0))
+    return None if stated is None else int(stated)
 
 
 def _eos_token_ids(model: Any, tokenizer: Any, vocab_size: int) -> frozenset[int]:

@@ -7,11 +7,16 @@ parts; null is allowed for an assistant message that calls tools.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import RequestError, first_line
 from ..params import check_text, check_texts
+from .calls.base import CallFormat
+from .calls.formats import call_format, unread
+
+logger = logging.getLogger("cb_backend")
 
 Path = tuple[str | int, ...]  # of a field: ("messages", 0, "content")
 
@@ -28,11 +33,21 @@ class ChatTemplate:
     Args:
         tokenizer: a transformers tokenizer.
         allow_request_template: whether a request may bring a template of its own.
+        tool_call_format: how the model writes calls; None: as its template shows.
     """
 
-    def __init__(self, tokenizer: Any, allow_request_template: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, allow_request_template: bool = False, tool_call_format: str | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._allow_request_template = allow_request_template
+        self._tool_call_format = tool_call_format
+        if tool_call_format is None and unread(self.source):
+            logger.warning(
+                "the chat template shows tools in a form that is not read here: calls are looked for as in %s; "
+                "set tool_call_format",
+                self.call_format().name,
+            )
 
     @property
     def available(self) -> bool:
@@ -42,6 +57,10 @@ class ChatTemplate:
     def source(self) -> str:
         """The template itself, or all of them: for looking at what it knows."""
         return str(self._tokenizer.chat_template or "")
+
+    def call_format(self, template: str | None = None) -> CallFormat:
+        """How the model writes calls; `template`: one that the request brought."""
+        return call_format(template or self.source, self._tool_call_format)
 
     def render(
         self,
@@ -153,7 +172,7 @@ def _check_message(message: Any, path: Path) -> dict[str, Any]:
     content = _text_of(message.get("content"), (*path, "content"))
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise RequestError("only an assistant message with tool_calls may be without content", path=(*path, "content"))
-    kept = {key: value for key, value in message.items() if value is not None}
+    kept = _given(message)
     if "tool_calls" in kept:
         kept["tool_calls"] = _tool_calls(kept["tool_calls"], (*path, "tool_calls"))
     return {**kept, "content": content or ""}
@@ -171,8 +190,14 @@ def _tool_calls(calls: Any, path: Path) -> list[dict[str, Any]]:
         _check_string(call.get("id"), (*path, i, "id"))
         if call.get("type") not in (None, "function"):
             raise RequestError('must be "function"', path=(*path, i, "type"))
-        read.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+        read.append({**_given(call), "function": {**function, "arguments": _arguments(function.get("arguments"))}})
     return read
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Null and an empty list are as good as absent. Templates ask whether a field is there, not what it holds: shown an
+    empty `tool_calls`, many render no content."""
+    return {key: value for key, value in fields.items() if value is not None and value != []}
 
 
 def _check_string(value: Any, path: Path) -> None:
@@ -181,9 +206,14 @@ def _check_string(value: Any, path: Path) -> None:
 
 
 def _arguments(value: Any) -> Any:
-    """What a model wrote may be no JSON, and its client must still be able to send it back: then it stays text."""
+    """What a model wrote may be no JSON, and its client must still be able to send it back: then it stays text.
+
+    Nothing, or null as text, is an empty object.
+    """
     if not isinstance(value, str):
         return {} if value is None else value
+    if value.strip() in ("", "null"):
+        return {}
     try:
         read = json.loads(value)
     except ValueError:

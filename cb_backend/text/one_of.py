@@ -151,7 +151,7 @@ class Proof:
         return found
 
     def _values(self, schema: Mapping[str, Any]) -> frozenset[Any] | None:
-        """All values that fit, if the schema lists them. Python takes 1 and True for equal, which errs to the safe side."""
+        """All values that fit, if the schema lists them. Python takes 1 and True for equal: that errs safely."""
         values = _listed(schema)
         if values is None:
             return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from cb_backend.config import ToolCallFormat
 from cb_backend.text.calls.base import Function
 from cb_backend.text.calls.formats import FORMATS, HERMES, call_format, shown_format, unread
 from cb_backend.text.grammar import literal, styled
@@ -246,3 +247,7 @@ def test_null_for_arguments_is_none_and_never_the_text_null() -> None:
         written = f'{{"name": "now", "{key}": null}}'
         written = f"<tool_call>{written}</tool_call>" if name == "hermes" else written
         assert read(name, [written])[1] == [("now", "{}")]
+
+
+def test_the_setting_knows_every_format() -> None:
+    assert get_args(ToolCallFormat) == tuple(FORMATS)

@@ -175,3 +175,40 @@ def test_template_options_cannot_take_the_place_of_fields(chat):
     for field in ("conversation", "chat_template", "tokenize", "tools", "add_generation_prompt", "messages"):
         with pytest.raises(RequestError):
             chat.render([USER], template_kwargs={field: "x"})
+
+
+ASKING = (
+    "{% for m in messages %}{% if m.tool_calls is defined %}[calls]{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+@pytest.mark.parametrize("field", ["tool_calls", "refusal", "annotations", "audio", "name", "reasoning_content"])
+def test_what_is_empty_is_absent(tokenizer, field, nothing):
+    """vllm#30648, #13978: an answer sent back with an empty list of calls lost its text."""
+    asking = ASKING.replace("tool_calls", field)
+    chat = ChatTemplate(tokenizer, allow_request_template=True)
+    answer = {"role": "assistant", "content": "The answer is 42.", field: nothing}
+    assert chat.render_text([USER, answer], template=asking) == "HiThe answer is 42."
+
+
+def test_what_is_empty_in_a_call_is_absent_and_no_arguments_are_an_object(tokenizer):
+    chat = ChatTemplate(tokenizer, allow_request_template=True)
+    shown = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.index is defined }}{{ c.function.arguments }}"
+    shown += "{% endfor %}{% endfor %}"
+    for arguments in (None, "", "null", " null ", {}, "{}"):
+        call = {"id": "1", "index": None, "function": {"name": "f", "arguments": arguments}}
+        rendered = chat.render_text([USER, {"role": "assistant", "tool_calls": [call]}], template=shown)
+        assert rendered == "False{}"
+
+
+def test_a_template_in_an_unread_form_is_warned_of(tokenizer, caplog):
+    class Other:
+        chat_template = "{{ tools }}<call>"
+
+    ChatTemplate(Other())
+    assert "set tool_call_format" in caplog.text
+    caplog.clear()
+    assert ChatTemplate(Other(), tool_call_format="glm").call_format().name == "glm"
+    assert ChatTemplate(tokenizer).call_format().name == "hermes"
+    assert caplog.text == ""
