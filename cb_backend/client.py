@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from .errors import RequestError
 from .params import SamplingParams
 from .request import Logprob, RequestTimings, Usage
+from .text.calls.base import CallFormat
 
 Prompt = str | Sequence[int]
 Finish = Literal["stop", "length", "abort", "timeout", "error", "tool_calls"]
@@ -87,6 +88,9 @@ class ChatRenderer(Protocol):
     @property
     def source(self) -> str:
         """The template itself."""
+
+    def call_format(self, template: str | None = None) -> CallFormat:
+        """How the model writes tool calls; `template`: one that the request brought."""
 
     def render(
         self,

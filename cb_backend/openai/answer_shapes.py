@@ -104,7 +104,12 @@ _COMPLETION_CHOICE = {"index": _COUNT, "text": _TEXT, "logprobs": _COMPLETION_LO
 _CHAT_CHOICE = {"index": _COUNT, "logprobs": _CHAT_LOGPROBS}
 
 _MODEL = _object(
-    id=_TEXT, object=_one_of("model"), created=_COUNT, owned_by=_TEXT, max_model_len={"type": "integer", "minimum": 1}
+    id=_TEXT,
+    object=_one_of("model"),
+    created=_COUNT,
+    owned_by=_TEXT,
+    max_model_len={"type": "integer", "minimum": 1},
+    tool_call_format=_TEXT_OR_NULL,
 )
 
 _PART = _object(type=_one_of("output_text"), text=_TEXT, annotations=_list({}), logprobs=_list({}))

@@ -74,6 +74,7 @@ def openai_app_of(find: FindEngine, max_body_bytes: int = MAX_BODY_BYTES) -> Sta
     app = Starlette(
         routes=[
             Route("/models", models.list),
+            Route("/models/", models.list),
             Route("/models/{model:path}", models.retrieve),
             Route("/completions", _Completions(find, max_body_bytes), methods=["POST"]),
             Route("/chat/completions", _Chats(find, max_body_bytes), methods=["POST"]),
@@ -123,6 +124,7 @@ def _model_card(engine: EngineClient) -> dict[str, Any]:
         "created": 0,
         "owned_by": "cb_backend",
         "max_model_len": engine.max_model_len,
+        "tool_call_format": None if engine.chat is None else engine.chat.call_format().name,
     }
 
 

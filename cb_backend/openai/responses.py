@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from ..client import OutputDelta
 from ..errors import RequestError
 from ..request import RequestOutput
+from ..text.response_format import nested
 from .answers import Answer, finish_reason
 from .protocol import GenerationRequest
 from .shapes import Input, TextFormat
@@ -101,8 +102,7 @@ class ResponsesRequest(GenerationRequest):
             raise RequestError("not supported by this server", path=("text", "verbosity"))
         wanted = self.text.format if self.text is not None else None
         if wanted is not None:
-            schema = {"json_schema": wanted} if wanted.get("type") == "json_schema" else {}
-            values["response_format"] = {**wanted, **schema}
+            values["response_format"] = nested(wanted)
         return values
 
 

@@ -167,12 +167,13 @@ def _check_message(message: Any, path: Path) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(f"must be one of {', '.join(ROLES)} (got {role!r})", path=(*path, "role"))
+    message = {**_given(message), "content": message.get("content")}
     _check_string(message.get("name"), (*path, "name"))
     check_texts({key: value for key, value in message.items() if key != "content"}, *path)
     content = _text_of(message.get("content"), (*path, "content"))
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise RequestError("only an assistant message with tool_calls may be without content", path=(*path, "content"))
-    kept = _given(message)
+    kept = dict(message)
     if "tool_calls" in kept:
         kept["tool_calls"] = _tool_calls(kept["tool_calls"], (*path, "tool_calls"))
     return {**kept, "content": content or ""}

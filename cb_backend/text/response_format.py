@@ -43,6 +43,23 @@ def checked(response_format: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A format as the Responses API writes it, the schema's fields beside `type`, as chats nest it.
+
+    Raises:
+        RequestError: names the key at fault, below `text.format`.
+    """
+    try:
+        if flat.get("type") != "json_schema":
+            return checked(flat)
+        if flat.get("schema") is None:
+            raise _refuse("needs a 'schema' beside 'type'", *(("json_schema",) if "json_schema" in flat else ()))
+        return {"type": "json_schema", "json_schema": _json_schema({k: v for k, v in flat.items() if k != "type"})}
+    except RequestError as error:
+        field = error.path[1:]
+        raise error.at("text", "format", *(field[1:] if field[:1] == ("json_schema",) else field)) from None
+
+
 def _json_schema(outer: Any) -> dict[str, Any]:
     if not isinstance(outer, Mapping):
         raise _refuse("json_schema must be an object with a schema", "json_schema")

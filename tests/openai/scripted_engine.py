@@ -12,6 +12,8 @@ import orjson
 from cb_backend.client import EngineClient, GenerationOptions, OutputDelta, Prompt, QueueSlot
 from cb_backend.params import SamplingParams
 from cb_backend.request import Usage
+from cb_backend.text.calls.base import CallFormat
+from cb_backend.text.calls.formats import call_format
 
 
 def outputs(*texts: str, reason: str = "stop", index: int = 0, error: str | None = None) -> list[OutputDelta]:
@@ -52,6 +54,9 @@ class ScriptedEngine:
         self.closed: list[str] = []
         self.refused: list[Exception] = []
         self.waiting = asyncio.Event()  # set when a stream waits for an event of the script
+
+    def call_format(self, template: str | None = None) -> CallFormat:
+        return call_format(template or self.source)
 
     def enter(self) -> Any:
         return nullcontext()

@@ -199,7 +199,9 @@ async def test_an_unknown_model_is_404(client: httpx.AsyncClient, path: str, mod
 
 
 async def test_models_are_listed_and_found_by_id(client: httpx.AsyncClient) -> None:
-    card = {"id": "tiny", "object": "model", "created": 0, "owned_by": "cb_backend", "max_model_len": CONTEXT}
+    card = {"id": "tiny", "object": "model", "created": 0, "owned_by": "cb_backend"}
+    card |= {"max_model_len": CONTEXT, "tool_call_format": "hermes"}
+    assert (await client.get("/models/")).json() == (await client.get("/models")).json()
     assert (await client.get("/models")).json() == {"object": "list", "data": [card]}
     assert (await client.get("/models/tiny")).json() == card
     check_error(await client.get("/models/org/other"), "model", 404)
