@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 from .errors import RequestError
 from .params import SamplingParams
 from .request import Logprob, RequestTimings, Usage
-from .text.calls.base import CallFormat
 
 Prompt = str | Sequence[int]
 Finish = Literal["stop", "length", "abort", "timeout", "error", "tool_calls"]
@@ -89,8 +88,8 @@ class ChatRenderer(Protocol):
     def source(self) -> str:
         """The template itself."""
 
-    def call_format(self, template: str | None = None) -> CallFormat:
-        """How the model writes tool calls; `template`: one that the request brought."""
+    def tool_call_format(self, template: str | None = None) -> str:
+        """The name of the format in which the model writes calls; `template`: one that the request brought."""
 
     def render(
         self,

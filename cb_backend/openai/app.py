@@ -124,7 +124,7 @@ def _model_card(engine: EngineClient) -> dict[str, Any]:
         "created": 0,
         "owned_by": "cb_backend",
         "max_model_len": engine.max_model_len,
-        "tool_call_format": None if engine.chat is None else engine.chat.call_format().name,
+        "tool_call_format": None if engine.chat is None else engine.chat.tool_call_format(),
     }
 
 

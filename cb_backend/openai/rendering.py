@@ -16,6 +16,7 @@ from ..params import SamplingParams
 from ..telemetry import phase, request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from ..text.calls.base import CallFormat
+from ..text.calls.formats import FORMATS
 from ..text.chat import check_messages
 from ..text.tools import ToolSet, conversation_with_tools, knows_tools
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -71,7 +72,7 @@ async def _chat(engine: EngineClient, call: ChatRequest, stream: bool) -> Genera
         ids = await render_chat(chat, call, tools)
         if tools is None:
             return Generation([ids], params, call.options(context))
-        style = chat.call_format(call.chat_template)
+        style = FORMATS[chat.tool_call_format(call.chat_template)]
         grammar = tools.grammar(style)
     if grammar is None:
         return Generation([ids], params, call.options(context), tools=tools, style=style)

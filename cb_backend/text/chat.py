@@ -13,7 +13,6 @@ from typing import Any
 
 from ..errors import RequestError, first_line
 from ..params import check_text, check_texts
-from .calls.base import CallFormat
 from .calls.formats import call_format, unread
 
 logger = logging.getLogger("cb_backend")
@@ -46,7 +45,7 @@ class ChatTemplate:
             logger.warning(
                 "the chat template shows tools in a form that is not read here: calls are looked for as in %s; "
                 "set tool_call_format",
-                self.call_format().name,
+                self.tool_call_format(),
             )
 
     @property
@@ -58,9 +57,9 @@ class ChatTemplate:
         """The template itself, or all of them: for looking at what it knows."""
         return str(self._tokenizer.chat_template or "")
 
-    def call_format(self, template: str | None = None) -> CallFormat:
-        """How the model writes calls; `template`: one that the request brought."""
-        return call_format(template or self.source, self._tool_call_format)
+    def tool_call_format(self, template: str | None = None) -> str:
+        """The name of the format in which the model writes calls; `template`: one that the request brought."""
+        return call_format(template or self.source, self._tool_call_format).name
 
     def render(
         self,

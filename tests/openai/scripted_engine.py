@@ -12,7 +12,6 @@ import orjson
 from cb_backend.client import EngineClient, GenerationOptions, OutputDelta, Prompt, QueueSlot
 from cb_backend.params import SamplingParams
 from cb_backend.request import Usage
-from cb_backend.text.calls.base import CallFormat
 from cb_backend.text.calls.formats import call_format
 
 
@@ -55,8 +54,8 @@ class ScriptedEngine:
         self.refused: list[Exception] = []
         self.waiting = asyncio.Event()  # set when a stream waits for an event of the script
 
-    def call_format(self, template: str | None = None) -> CallFormat:
-        return call_format(template or self.source)
+    def tool_call_format(self, template: str | None = None) -> str:
+        return call_format(template or self.source).name
 
     def enter(self) -> Any:
         return nullcontext()

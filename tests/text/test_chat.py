@@ -209,6 +209,6 @@ def test_a_template_in_an_unread_form_is_warned_of(tokenizer, caplog):
     ChatTemplate(Other())
     assert "set tool_call_format" in caplog.text
     caplog.clear()
-    assert ChatTemplate(Other(), tool_call_format="glm").call_format().name == "glm"
-    assert ChatTemplate(tokenizer).call_format().name == "hermes"
+    assert ChatTemplate(Other(), tool_call_format="glm").tool_call_format() == "glm"
+    assert ChatTemplate(tokenizer).tool_call_format() == "hermes"
     assert caplog.text == ""
