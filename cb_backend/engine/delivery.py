@@ -1,7 +1,8 @@
 """From the engine thread to the readers on event loops.
 
 What a reader has not taken yet is kept as one delta per choice, however slow the reader is: the engine never waits for
-it, no text is lost, and the memory is that of the tokens themselves.
+it, no text is lost, and the memory is that of the tokens themselves. A step may have news for hundreds of readers on
+one loop, each with an event to write: only so many are woken in a turn of the loop, and probes are answered in between.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ import asyncio
 import logging
 import threading
 from dataclasses import replace
+from itertools import islice
 
 from ..request import Logprob, TokenDelta
+
+# Readers woken in one turn of an event loop. One's work is some hundred microseconds, or milliseconds with
+# log-probabilities of many alternatives.
+WAKES_PER_TURN = 32
 
 logger = logging.getLogger("cb_backend")
 
@@ -27,12 +33,16 @@ class DeltaBuffer:
         return len(self._waiting)
 
     def put(self, delta: TokenDelta) -> None:
+        """Keeps `delta`. Does not wake a reader that waits: see `wake`."""
         waiting = self._waiting.get(delta.index)
         if waiting is None:
             self._waiting[delta.index] = _Joined(delta)
-            self._filled.set()
         else:
             waiting.add(delta)
+
+    def wake(self) -> None:
+        """Lets a reader that waits take what was put."""
+        self._filled.set()
 
     async def get(self) -> TokenDelta:
         """What came for one choice since the last time; waits until something did."""
@@ -74,6 +84,8 @@ class LoopQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._posts: list[tuple[DeltaBuffer, TokenDelta]] = []
+        self._to_wake: dict[DeltaBuffer, None] = {}  # used on the loop only; in the order in which news came
+        self._waking = False
         self._lock = threading.Lock()
 
     @property
@@ -95,6 +107,18 @@ class LoopQueue:
             posts, self._posts = self._posts, []
         for reader, delta in posts:
             reader.put(delta)
+            self._to_wake[reader] = None
+        if not self._waking:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes the next readers, and the others in the loop's next turns."""
+        for reader in list(islice(self._to_wake, WAKES_PER_TURN)):
+            del self._to_wake[reader]
+            reader.wake()
+        self._waking = bool(self._to_wake)
+        if self._waking:
+            self._loop.call_soon(self._wake)
 
 
 class LoopQueues:

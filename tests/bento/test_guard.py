@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cb_backend.bento.guard import Guard, GuardSettings, SettingsError
+from cb_backend.bento.guard import Guard, GuardSettings, SettingsError, Turnstile
 
 
 async def echo(request: Request) -> Response:
@@ -124,3 +125,30 @@ async def test_a_body_above_the_limit_is_413_and_not_read_on() -> None:
         assert (await one.post("/generate", content=pieces(10))).text == "100"
         refused = await one.post("/generate", content=pieces(1000))  # no length is declared
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_a_burst_begins_over_many_turns_of_the_loop() -> None:
+    turnstile, turn = Turnstile(per_turn=4), 0
+    began: list[tuple[int, int]] = []  # (turn, number)
+
+    async def request(number: int) -> None:
+        await turnstile.enter()
+        began.append((turn, number))
+
+    tasks = [asyncio.ensure_future(request(number)) for number in range(40)]
+    tasks[7].cancel()  # before it waits
+    while not all(task.done() for task in tasks):
+        turn += 1
+        await asyncio.sleep(0)
+    assert [number for _, number in began] == [number for number in range(40) if number != 7]  # in order
+    assert max(Counter(turn for turn, _ in began).values()) <= 4
+    await turnstile.enter()  # nothing is left of the burst
+
+
+async def test_one_that_leaves_while_it_waits_takes_no_turn() -> None:
+    turnstile = Turnstile(per_turn=1)
+    await turnstile.enter()
+    first, second = (asyncio.ensure_future(turnstile.enter()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait_for(second, 1)

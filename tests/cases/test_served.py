@@ -20,7 +20,9 @@ import pytest
 import yaml
 
 from tests.bento.servers import Server, serving
+from tests.pace import seconds_of
 from tests.telemetry.collector import SERVER_KIND, Collector, attributes, tracing
+from tests.tiny_models import build_tokenizer
 
 from .test_traced import parent_of
 
@@ -83,12 +85,14 @@ def post(server: Server, body: Any, path: str = "/v1/completions", **headers: st
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/tokenize", "/generate"])
 def test_case_151_five_megabytes_of_text_hold_up_no_probe(server: Server, path: str) -> None:
     text = "A request joins the batch. " * 185_000
+    # What holding a probe up would take: the text tokenized by the thread that answers probes.
+    whole = seconds_of(lambda: build_tokenizer()(text))
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     named = body if path == "/generate" else {"model": "tiny", **body}
     with Probe(server) as probe:
         assert post(server, named, path, **{"content-type": "application/json"}) in (200, 400, 413)
         time.sleep(0.3)
-    assert probe.slowest < 0.5, probe.slowest
+    assert probe.slowest < whole / 4, (probe.slowest, whole)
 
 
 async def flood(server: Server, count: int, body: dict[str, Any]) -> list[int]:
@@ -114,8 +118,12 @@ async def test_case_158_1280_requests_at_once_do_not_look_like_death(server: Ser
     [container] = manifest["spec"]["template"]["spec"]["containers"]
     body = {**GREEDY, "prompt": "A", "max_tokens": 8}
     with Probe(server) as probe:
+        began = time.monotonic()
         statuses = await flood(server, 1280, body)
-    assert probe.slowest < container["livenessProbe"]["timeoutSeconds"]
+        whole = time.monotonic() - began
+    assert len(probe.answers) > 3
+    assert probe.slowest < max(whole / 3, 0.5), (probe.slowest, whole)  # probes are answered in the middle of it
+    assert probe.slowest < container["livenessProbe"]["timeoutSeconds"] or whole > 60
     assert set(statuses) <= {200, 429}
     assert statuses.count(200) >= 256
     assert server.post("/stats")["kv_blocks_used"] == 0

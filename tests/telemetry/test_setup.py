@@ -17,6 +17,7 @@ from cb_backend.bento.compat import tracer_provider
 from cb_backend.request import Assignment, FinishReason, StepPlan
 from cb_backend.telemetry import setup
 from cb_backend.telemetry.asgi_spans import DropChunkSpans, drop_chunk_spans
+from tests.pace import pure_python
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 
@@ -150,12 +151,13 @@ def microseconds_per_step(engine: ScriptedEngine, plan: StepPlan, repeat: int = 
 
 @pytest.mark.parametrize(("sequences", "limit"), [(1, 25.0), (64, 100.0)])
 def test_all_observers_cost_microseconds_per_step(sequences, limit):
-    """The limits are some five times what a quiet machine needs; a step of the smallest real model takes 5,000."""
+    """The limits are some five times what a machine needs that does `pure_python` in 6 ms; a step of the smallest real
+    model takes 5,000."""
     provider, _exporter = provider_in_memory()
     engine = ScriptedEngine()
     telemetry = setup.service(engine, provider)
     try:
-        assert microseconds_per_step(engine, decoding_step(engine, sequences)) < limit
+        assert microseconds_per_step(engine, decoding_step(engine, sequences)) < limit * pure_python() / 6e-3
     finally:
         telemetry.close()
 
@@ -165,4 +167,4 @@ def test_what_is_not_sampled_costs_nothing_per_step():
     engine = ScriptedEngine()
     tracing = setup.Tracing(provider.get_tracer("test"), "tiny")
     engine.core.observers.append(tracing)
-    assert microseconds_per_step(engine, decoding_step(engine, 64)) < 5.0
+    assert microseconds_per_step(engine, decoding_step(engine, 64)) < 5.0 * pure_python() / 6e-3

@@ -11,6 +11,7 @@ import pytest
 
 from cb_backend import Engine, RequestError, SamplingParams
 from cb_backend.text.grammar import MAX_COMPILE_SECONDS, MAX_GRAMMAR_BYTES, GrammarCompiler
+from tests.pace import seconds_of
 from tests.text.slow_schema import slow_schema
 from tests.tiny_models import VOCAB_SIZE, build_tokenizer
 
@@ -185,10 +186,13 @@ def test_an_explosive_regex_costs_bounded_time(compiler):
 def test_a_grammar_too_slow_to_compile_is_refused_in_bounded_time():
     compiler = GrammarCompiler(build_tokenizer(), VOCAB_SIZE, {2}, max_compile_seconds=0.02)
     compiler._ll_tokenizer()  # made at the first use
+    whole = GrammarCompiler(build_tokenizer(), VOCAB_SIZE, {2}, max_compile_seconds=600.0)
+    whole._ll_tokenizer()
     began = time.monotonic()
     with pytest.raises(RequestError, match="^'response_format': compiling it took more than 0.02 s; ") as raised:
         compiler.compile(schema_format(slow_schema(6)))
-    assert time.monotonic() - began < 0.1
+    refused = time.monotonic() - began
+    assert refused < seconds_of(lambda: whole.compile(schema_format(slow_schema(6)))) / 2
     assert (raised.value.status, raised.value.param) == (400, "response_format")
 
 
