@@ -17,6 +17,8 @@ import pytest
 from cb_kernels.cpu import Library, load
 from cb_kernels.cpu.build import BuildError, compiler
 
+from tests import skips
+
 DEMO_MODEL = "smollm2-135m-instruct"
 _USER_HOME = Path(os.environ.get("BENTOML_HOME") or Path.home() / "bentoml")
 
@@ -32,6 +34,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["CB_DEBUG_THREADS"] = "1"
 # Tests share their cores with the servers that they start: OpenMP threads that spin while they wait would fight them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(skips, "skips")
 
 
 def _stored_demo_model() -> Path | None:
