@@ -48,6 +48,7 @@ class OutputDelta:
 
     Attributes:
         usage: counts up to here.
+        reasoning: what is new of the model's thought; it comes before the text of the same delta.
         prompt_logprobs: in one delta of the request, the one of the first choice that brings them.
     """
 
@@ -63,6 +64,7 @@ class OutputDelta:
     prompt_token_ids: tuple[int, ...] = ()
     timings: RequestTimings | None = None
     error: str | None = None
+    reasoning: str = ""
 
     @property
     def finished(self) -> bool:

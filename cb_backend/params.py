@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -29,6 +29,17 @@ def _no_bool(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_no_bool), Field(strict=True)]
 Float = Annotated[float, BeforeValidator(_no_bool)]
 NonEmpty = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class Thinking(BaseModel):
+    """How the thoughts of a reasoning model are told from its answer: stop strings and `response_format` concern the
+    answer alone, and the thought comes as `reasoning`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["harmony", "mistral", "seed", "kimi", "granite", "reasoning", "think"]
+    opened: bool = Field(False, description="The prompt ends within the thought.")
+    budget: Int | None = Field(None, ge=0, description="Tokens of the thought before its end is forced.")
 
 
 class SamplingParams(BaseModel):
@@ -92,6 +103,11 @@ class SamplingParams(BaseModel):
     prompt_logprobs: Int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="The same for the prompt.")
     response_format: Mapping[str, Any] | None = Field(
         None, description="`json_object`, `json_schema`, `regex` or `choice`."
+    )
+
+    thinking: Thinking | None = Field(None, description="The model's thoughts; None: its text is shown as it comes.")
+    shown_special_tokens: tuple[NonEmpty, ...] = Field(
+        (), max_length=64, description="Special tokens that are text although `skip_special_tokens` hides the others."
     )
 
     @model_validator(mode="after")

@@ -33,6 +33,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # of the completion's
 
     @property
     def total_tokens(self) -> int:
@@ -111,7 +112,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What a client sees of one choice: cumulative text and ids, and `delta`, what is new since the last output."""
+    """What a client sees of one choice: cumulative text, thoughts and ids, and what is new of them."""
 
     request_id: str
     text: str
@@ -127,6 +128,7 @@ class RequestOutput:
     error: str | None = None
     choices: tuple[RequestOutput, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    reasoning: str = ""
 
     @property
     def finished(self) -> bool:

@@ -31,6 +31,9 @@ from ..scheduling.preemption import Preemption
 from ..scheduling.scheduler import Scheduler
 from ..text.chat import ChatTemplate
 from ..text.grammar import GrammarCompiler
+from ..text.thought_constraint import ThoughtConstraint
+from ..text.thoughts import THOUGHTS
+from ..text.tools import TOOL_CALLS
 from .core import EngineCore
 from .limits import Limits
 
@@ -115,11 +118,23 @@ class Parts:
         Raises:
             RequestError: the format is wrong, or there is no tokenizer to apply it with.
         """
-        if params.response_format is None:
+        if not needs_constraint(params):
             return None
         if self.grammar is None:
             raise RequestError("this model has no tokenizer", path=("response_format",))
-        return self.grammar.compile(params.response_format)
+        answer = None if params.response_format is None else self.grammar.compile(params.response_format)
+        thinking = params.thinking
+        if thinking is None or (answer is None and thinking.budget is None):
+            return answer
+        return ThoughtConstraint(
+            self.grammar.tokenizer,
+            self.grammar.vocab_size,
+            THOUGHTS[thinking.format],
+            opened=thinking.opened,
+            budget=thinking.budget,
+            then=answer,
+            calls=(params.response_format or {}).get("type") == TOOL_CALLS,
+        )
 
     def save_state(self) -> None:
         """Saves the length curves for the next start. Call it after the engine thread has ended."""
@@ -237,3 +252,8 @@ def _build(config: EngineConfig, threads: int) -> Parts:
 
 
 __all__ = ["ModelError", "Parts", "build"]
+
+
+def needs_constraint(params: SamplingParams) -> bool:
+    """Whether the request's tokens are constrained at all."""
+    return params.response_format is not None or (params.thinking is not None and params.thinking.budget is not None)

@@ -28,7 +28,7 @@ from ..request import Constraint, FinishReason, Request, RequestOutput, Sink, Ti
 from ..sampling.seeds import seed_of_choice
 from ..telemetry import Telemetry, offline, own_caller, phase
 from ..text.output import OutputCollector
-from .build import Parts, build
+from .build import Parts, build, needs_constraint
 from .core import AbortMessage, AddMessage, EngineCore
 from .delivery import DeltaBuffer, LoopQueues
 from .limits import check_options
@@ -245,7 +245,7 @@ class Engine:
         with self._counting_refusals(), slot or self.enter():
             token_ids = await self._encode_on_loop(prompt, options.trace_context)
             constraint = None
-            if params.response_format is not None:
+            if needs_constraint(params):
                 with phase(options.trace_context, "compile grammar"):
                     constraint = await asyncio.to_thread(self.parts.compile_constraint, params)
             reader = self.submit(
@@ -335,7 +335,7 @@ class Engine:
         order = next(self._arrivals)
         request_id = request_id or f"cb-{uuid.uuid4().hex}"
         trace_context = options.trace_context or own_caller(None)
-        if constraint is None and params.response_format is not None:
+        if constraint is None and needs_constraint(params):
             with phase(trace_context, "compile grammar"):
                 constraint = parts.compile_constraint(params)
             now = time.monotonic()

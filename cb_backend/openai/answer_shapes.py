@@ -53,6 +53,7 @@ def _event(*contents: JSON, done: bool = True) -> JSON:
 
 
 _USAGE = _object(
+    {"completion_tokens_details": _object(reasoning_tokens=_COUNT)},
     prompt_tokens=_COUNT,
     completion_tokens=_COUNT,
     total_tokens=_COUNT,
@@ -85,12 +86,14 @@ _CALL_DELTA = _object(
     function=_object({"name": _TEXT}, arguments=_TEXT),
 )
 _MESSAGE = _object(
-    {"tool_calls": _list(_CALL)},
+    {"tool_calls": _list(_CALL), "reasoning_content": _TEXT},
     role=_one_of("assistant"),
     content=_TEXT_OR_NULL,
     refusal={"type": "null"},
 )
-_DELTA = _object({"role": _one_of("assistant"), "content": _TEXT, "tool_calls": _list(_CALL_DELTA)})
+_DELTA = _object(
+    {"role": _one_of("assistant"), "content": _TEXT, "reasoning_content": _TEXT, "tool_calls": _list(_CALL_DELTA)}
+)
 
 
 def _answer(kind: str, choice: JSON, usage: JSON | None = None) -> JSON:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -40,6 +41,7 @@ class Answer(ABC):
         self._skip_special_tokens = params.skip_special_tokens
         self._tokens = tokens if params.logprobs is not None else None
         self._with_usage = with_usage
+        self._thinks = params.thinking is not None
         self._usage: dict[int, Usage] = {}  # of the choices that began, newest counts
         self._open = b"data: " + orjson.dumps(self._chunk_head)[:-1] + b',"choices":[{"index":'
         self._close = b"}]" + (b',"usage":null' if with_usage else b"") + b"}\n\n"
@@ -70,7 +72,9 @@ class Answer(ABC):
         prompts = [usage for choice, usage in self._usage.items() if choice % self._n == 0]
         prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
         completion_tokens = sum(usage.completion_tokens for usage in self._usage.values())
+        thought = sum(usage.reasoning_tokens for usage in self._usage.values())
         return {
+            **({"completion_tokens_details": {"reasoning_tokens": thought}} if self._thinks else {}),
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
@@ -103,12 +107,15 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
+    """`with_reasoning`: thoughts are sent, as `reasoning_content`."""
+
+    with_reasoning = True
     OBJECT = "chat.completion"
     CHUNK = "chat.completion.chunk"
 
     def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
         text, news = delta.text, delta.logprobs if self._tokens is not None else None
-        role = self._role(choice) if first else b""
+        role = (self._role(choice) if first else b"") + self._thought(choice, delta)
         if not text and not news and delta.finish_reason is None:
             return role
         content = b'"delta":{"content":' + orjson.dumps(text) + b"}" if text or news else b'"delta":{}'
@@ -120,11 +127,21 @@ class ChatAnswer(Answer):
             logprobs = chat_logprobs(self._tokens, output.logprobs or ())
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": {"role": "assistant", "content": output.text, "refusal": None} | self._thoughts(output),
             "logprobs": logprobs,
             "finish_reason": finish_reason(output),
             "stop_reason": output.stop_reason,
         }
+
+    def _thought(self, choice: int, delta: OutputDelta) -> bytes:
+        """The event of what is new of the thought, which comes before the text; none if there is nothing."""
+        if not delta.reasoning or not self.with_reasoning:
+            return b""
+        content = b'"delta":{"reasoning_content":' + orjson.dumps(delta.reasoning) + b"}"
+        return self._event(choice, content, b"null", replace(delta, finish_reason=None, stop_reason=None))
+
+    def _thoughts(self, output: RequestOutput) -> dict[str, Any]:
+        return {"reasoning_content": output.reasoning} if output.reasoning and self.with_reasoning else {}
 
     def _role(self, choice: int) -> bytes:
         head = b'"delta":{"role":"assistant","content":""}'

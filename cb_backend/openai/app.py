@@ -215,11 +215,15 @@ class _Chats(_GenerationRoute[ChatRequest]):
 
     def _shape(self, engine: EngineClient, call: ChatRequest, ident: str, generation: Generation) -> Answer:
         params, texts = generation.params, self._token_texts(engine, generation.params)
+        answer: ChatAnswer
         if generation.tools is None or generation.style is None:
-            return ChatAnswer(ident, engine.model_name, params, texts, call.include_usage)
-        return ToolChatAnswer(
-            ident, engine.model_name, params, texts, call.include_usage, generation.tools, generation.style
-        )
+            answer = ChatAnswer(ident, engine.model_name, params, texts, call.include_usage)
+        else:
+            answer = ToolChatAnswer(
+                ident, engine.model_name, params, texts, call.include_usage, generation.tools, generation.style
+            )
+        answer.with_reasoning = call.include_reasoning is not False
+        return answer
 
 
 class _Responses(_GenerationRoute[ResponsesRequest]):

@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import RequestError
+from .body_coding import check_coding, decoded
 from .errors import ClientLeft
 
 T = TypeVar("T")
@@ -18,16 +19,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 async def read_json(request: Request, limit: int) -> Any:
-    """The parsed body of at most `limit` bytes. NaN, infinities and lone surrogates are no JSON.
+    """The parsed body of at most `limit` bytes, decoded or not. NaN, infinities and lone surrogates are no JSON.
 
     Raises:
-        RequestError: 413 or 400.
+        RequestError: 413, 415 or 400.
         ClientLeft: the client left while sending.
     """
     too_large = RequestError(f"the body is larger than {limit} bytes", status=413, code="body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    check_coding(coding)
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -36,8 +39,9 @@ async def read_json(request: Request, limit: int) -> Any:
                 raise too_large
     except ClientDisconnect:
         raise ClientLeft from None
+    text = decoded(bytes(body), coding, limit) if coding else body
     try:
-        return orjson.loads(body)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
@@ -194,7 +194,6 @@ class ChatRequest(GenerationRequest):
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
-        "reasoning_effort": ("none",),
         "verbosity": ("medium",),
         "web_search_options": (),
         "moderation": (),
@@ -213,6 +212,13 @@ class ChatRequest(GenerationRequest):
     tools: Tools = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Handed to the chat template; `none` turns thinking off where the template can."
+    )
+    thinking_token_budget: int | None = Field(
+        None, ge=0, description="Tokens of the thought before its end is forced; for models that think."
+    )
 
     # Without effect on the text.
     prediction: dict[str, Any] | None = None
@@ -243,8 +249,15 @@ class ChatRequest(GenerationRequest):
             "add_generation_prompt": not goes_on if self.add_generation_prompt is None else self.add_generation_prompt,
             "continue_final_message": goes_on,
             "template": self.chat_template,
-            "template_kwargs": self.chat_template_kwargs,
+            "template_kwargs": {**self._effort(), **(self.chat_template_kwargs or {})},
         }
+
+    def _effort(self) -> dict[str, Any]:
+        """`reasoning_effort` in the words that templates know."""
+        if self.reasoning_effort is None:
+            return {}
+        thinks = self.reasoning_effort != "none"
+        return {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": self.reasoning_effort}
 
     def _sampling_values(self) -> dict[str, Any]:
         values = super()._sampling_values()

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from ..client import ChatRenderer, EngineClient, GenerationOptions, Prompt
 from ..errors import RequestError
-from ..params import SamplingParams
+from ..params import SamplingParams, Thinking
 from ..telemetry import phase, request_context
 from ..telemetry.semconv import CHAT, TEXT_COMPLETION
 from ..text.calls.base import CallFormat
 from ..text.calls.formats import FORMATS
 from ..text.chat import check_messages
+from ..text.thoughts import opened_by, shown_thoughts
 from ..text.tools import ToolSet, conversation_with_tools, knows_tools
 from .protocol import ChatRequest, CompletionRequest, GenerationRequest
 from .responses import ResponsesRequest
@@ -70,14 +71,41 @@ async def _chat(engine: EngineClient, call: ChatRequest, stream: bool) -> Genera
     with phase(context, "compile tools") if call.tools else nullcontext():
         tools = call.tool_set()
         ids = await render_chat(chat, call, tools)
+        params = _thinking(engine, call, ids, params)
         if tools is None:
             return Generation([ids], params, call.options(context))
         style = FORMATS[chat.tool_call_format(call.chat_template)]
+        params = params.model_copy(
+            update={"shown_special_tokens": tuple({*params.shown_special_tokens, *style.specials})}
+        )
         grammar = tools.grammar(style)
     if grammar is None:
         return Generation([ids], params, call.options(context), tools=tools, style=style)
     params = params.model_copy(update={"response_format": grammar})
     return Generation([ids], params, call.options(context), tools=tools, style=style, grammar_path=("tools",))
+
+
+def _thinking(engine: EngineClient, call: ChatRequest, ids: Sequence[int], params: SamplingParams) -> SamplingParams:
+    """The parameters of a chat with a model whose template shows thoughts.
+
+    Raises:
+        RequestError: a budget for thoughts that the model does not have.
+    """
+    style = shown_thoughts(call.chat_template or renderer(engine).source)
+    if style is None:
+        effort = call.reasoning_effort
+        if effort not in (None, "none") and "reasoning_effort" not in (call.chat_template or renderer(engine).source):
+            raise RequestError(
+                "this model's chat template shows no thoughts",
+                path=("reasoning_effort",),
+                code="unsupported_parameter",
+            )
+        if call.thinking_token_budget is not None:
+            raise RequestError("this model's chat template shows no thoughts", path=("thinking_token_budget",))
+        return params
+    end = "" if engine.tokenizer is None else engine.tokenizer.decode(list(ids[-32:]), skip_special_tokens=False)
+    thinking = Thinking(format=style.name, opened=opened_by(end, style), budget=call.thinking_token_budget)
+    return params.model_copy(update={"thinking": thinking, "shown_special_tokens": style.specials})
 
 
 async def _response(engine: EngineClient, call: ResponsesRequest, stream: bool) -> Generation:

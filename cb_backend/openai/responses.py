@@ -52,7 +52,7 @@ class ResponsesRequest(GenerationRequest):
         "background": (False,),
         "include": ([],),
         "prompt": (),
-        "reasoning": ({},),
+        "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
         "moderation": (),

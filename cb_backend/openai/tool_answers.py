@@ -55,6 +55,7 @@ class ToolChatAnswer(ChatAnswer):
         if not contents and (news or delta.finish_reason is not None):
             contents = [b'"delta":{}']
         events = [self._role(choice)] if first else []
+        events.append(self._thought(choice, delta))
         logprobs = self._logprobs(news)
         for i, content in enumerate(contents):
             ends = i == len(contents) - 1

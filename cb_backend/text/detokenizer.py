@@ -29,11 +29,19 @@ class IncrementalDetokenizer:
         after: ids that stand before the first one. With them the text continues theirs (`text_before`), as it must
             where the two are joined (an echoed prompt): a word keeps the space that tokenizers in the manner of Llama 2
             strip from the first word of a text.
+        shown: special tokens that are not left out.
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
-        self._decode = decoder_of(tokenizer, skip_special_tokens)
-        self._silent = silence_of(tokenizer, skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Any,
+        skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        # Hidden tokens never reach the window.
+        self._decode = decoder_of(tokenizer, skip_special_tokens and not shown)
+        self._silent = silence_of(tokenizer, skip_special_tokens, shown)
         self._byte_ids = byte_fallback_ids(tokenizer)
         # Context, then the tokens whose text is not all out; how many characters of their text are out; at how many
         # tokens a cut is worth it.
@@ -93,13 +101,13 @@ def text_before(text: str) -> str:
     return text.rstrip(REPLACEMENT)
 
 
-def silence_of(tokenizer: Any, skip_special_tokens: bool) -> Callable[[int], bool]:
+def silence_of(tokenizer: Any, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> Callable[[int], bool]:
     """Tells ids that decoding leaves out before it joins tokens: hidden special ones and holes in the vocabulary.
 
     Kept out of the window because they would part what decoding joins: two halves of a character, or a word and the
     space before it.
     """
-    hidden = special_ids(tokenizer) if skip_special_tokens else frozenset()
+    hidden = special_ids(tokenizer) - shown if skip_special_tokens else frozenset()
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return hidden.__contains__

@@ -87,8 +87,8 @@ class GrammarCompiler:
         eos_token_ids: Iterable[int],
         max_compile_seconds: float = MAX_COMPILE_SECONDS,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
         self._eos = sorted(eos_token_ids)
         self._patience = max_compile_seconds
         self._wrapped: Any = None
@@ -159,7 +159,7 @@ class GrammarCompiler:
             if self._wrapped is None:
                 from llguidance.hf import from_tokenizer
 
-                self._wrapped = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos or None)
+                self._wrapped = from_tokenizer(self.tokenizer, n_vocab=self.vocab_size, eos_token=self._eos or None)
             return self._wrapped
 
     def _grammar_of(self, wanted: Mapping[str, Any]) -> str:
@@ -187,7 +187,7 @@ class GrammarCompiler:
         return str(LLMatcher.grammar_from_lark("\n".join(rules) + "\n"))
 
     def _literal(self, text: str) -> str:
-        return literal(text, special_texts(self._tokenizer))
+        return literal(text, special_texts(self.tokenizer))
 
 
 def literal(text: str, specials: Mapping[str, int]) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 from ..client import OutputDelta
 from ..params import SamplingParams
 from ..request import Delta, FinishReason, Logprob, RequestOutput, RequestTimings, TokenDelta, Usage
-from .detokenizer import IncrementalDetokenizer, special_ids
+from .detokenizer import IncrementalDetokenizer, special_ids, special_texts
 from .stops import StopMatcher
+from .thoughts import THOUGHTS, ThoughtSplitter
 
 
 class OutputBuilder:
@@ -38,8 +39,14 @@ class OutputBuilder:
     ) -> None:
         before = prompt_token_ids if continues_prompt else ()
         self._detokenizer = (
-            None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, before)
+            None
+            if tokenizer is None
+            else IncrementalDetokenizer(tokenizer, params.skip_special_tokens, before, _shown_ids(tokenizer, params))
         )
+        thinking = params.thinking
+        self._thoughts = None if thinking is None else ThoughtSplitter(THOUGHTS[thinking.format], thinking.opened)
+        self._reasoning: list[str] = []  # of the delta that is being made
+        self._num_reasoning = 0
         self._special = frozenset() if tokenizer is None else special_ids(tokenizer)
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._params = params
@@ -74,6 +81,8 @@ class OutputBuilder:
             self.stopped_by_text = delta.finish_reason is None
             reason, stop_reason = FinishReason.STOP, stop
         self.finished = reason is not None
+        reasoning = "".join(self._reasoning)
+        self._reasoning.clear()
         return OutputDelta(
             self._request_id,
             self._index,
@@ -82,11 +91,12 @@ class OutputBuilder:
             None if self._params.logprobs is None else (delta.logprobs or ())[:taken],
             None if reason is None else reason.value,
             stop_reason,
-            Usage(len(self._prompt_token_ids), self._num_tokens, self._cached_tokens),
+            Usage(len(self._prompt_token_ids), self._num_tokens, self._cached_tokens, self._num_reasoning),
             delta.prompt_logprobs,
             self._prompt_token_ids,
             self._timings,
             delta.error,
+            reasoning,
         )
 
     def _push(self, token_id: int, hidden: bool, shown: list[str]) -> str | None:
@@ -98,13 +108,34 @@ class OutputBuilder:
             hidden = self._params.skip_special_tokens or token_id not in self._special
             if hidden:
                 return None
-        return self._match(self._detokenizer.push((token_id,)), shown)
+        text = self._detokenizer.push((token_id,))
+        if self._thoughts is None:
+            return self._match(text, shown)
+        before = self._thoughts.thinking
+        stop = self._part(self._thoughts.push(text), shown)
+        self._num_reasoning += before or self._thoughts.thinking
+        return stop
+
+    def _part(self, pieces: list[tuple[bool, str]], shown: list[str]) -> str | None:
+        """Shows thoughts as they are, and looks for stop strings in the answer."""
+        for thought, text in pieces:
+            if thought:
+                self._reasoning.append(text)
+                continue
+            stop = self._match(text, shown)
+            if stop is not None:
+                return stop
+        return None
 
     def _flush(self, shown: list[str]) -> str | None:
         """The end: shows what the detokenizer and the stop matcher still hold."""
         if self._detokenizer is None:
             return None
-        stop = self._match(self._detokenizer.finish(), shown)
+        text = self._detokenizer.finish()
+        if self._thoughts is None:
+            stop = self._match(text, shown)
+        else:
+            stop = self._part(self._thoughts.push(text) + self._thoughts.finish(), shown)
         if stop is None and self._stops is not None:
             shown.append(self._stops.finish())
         return stop
@@ -116,6 +147,14 @@ class OutputBuilder:
         text, stop = self._stops.push(text, armed=self._num_tokens > self._params.min_tokens)
         shown.append(text)
         return stop
+
+
+def _shown_ids(tokenizer: Any, params: SamplingParams) -> frozenset[int]:
+    """The special tokens that are text for this request."""
+    if not params.shown_special_tokens:
+        return frozenset()
+    known = special_texts(tokenizer)
+    return frozenset(known[text] for text in params.shown_special_tokens if text in known)
 
 
 class OutputCollector:
@@ -144,6 +183,7 @@ class OutputCollector:
 class _Choice:
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._reasoning: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[Logprob] | None = None
         self._prompt_logprobs: tuple[Logprob | None, ...] | None = None
@@ -152,6 +192,8 @@ class _Choice:
     def add(self, delta: OutputDelta) -> None:
         self._last = delta
         self._text.append(delta.text)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
         self._token_ids += delta.token_ids
         if delta.logprobs is not None:
             if self._logprobs is None:
@@ -178,4 +220,5 @@ class _Choice:
             last.index,
             last.error,
             prompt_token_ids=last.prompt_token_ids,
+            reasoning="".join(self._reasoning),
         )

@@ -224,6 +224,6 @@ def test_text_is_no_constraint_and_a_schema_is_compiled_once(compiler):
     form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
     first, second = compiler.compile(form), compiler.compile(form)
     before = len(compiler._cache)
-    first.accept(compiler._tokenizer.convert_tokens_to_ids("{"))
+    first.accept(compiler.tokenizer.convert_tokens_to_ids("{"))
     assert first.allowed().tolist() != second.allowed().tolist()  # states of their own
     assert len(compiler._cache) == before

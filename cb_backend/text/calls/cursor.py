@@ -53,8 +53,8 @@ class Cursor:
                 return self.buffer[:1]
             yield
 
-    def at(self, *markers: str) -> Generator[None, None, str | None]:
-        """Takes the marker that stands here, or a part of it that ends the text; None: none does.
+    def at(self, *markers: str, cut: bool = True) -> Generator[None, None, str | None]:
+        """Takes the marker that stands here, or with `cut` a part of it that ends the text; None: none does.
 
         No marker may begin another.
         """
@@ -64,7 +64,7 @@ class Cursor:
                     self.take(len(marker))
                     return marker
             begun = [marker for marker in markers if self.buffer and marker.startswith(self.buffer)]
-            if self.ended and begun:
+            if self.ended and begun and cut:
                 self.take(len(self.buffer))
                 return begun[0]
             if self.ended or (self.buffer and not begun):
