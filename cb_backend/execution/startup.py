@@ -28,6 +28,7 @@ from ..kv.storage import KVStorage
 from ..kv.swap import CopyBlocks
 from ..models.layers.fused import fuse_model
 from ..models.loader import LoadedModel
+from ..models.narrow import widen
 from ..models.packed_embeddings import pack_embeddings
 from ..models.support import attention_features
 from ..sampling.host import sample
@@ -79,6 +80,8 @@ def prepare(
     if library is not None:
         fuse_model(loaded.model, library)
         pack_embeddings(loaded.model, library)
+    widen(loaded.model)
+    if library is not None:
         return_freed()
     if kv_dtype(config, loaded.dtype) != loaded.dtype:
         backend = cast(NarrowingBackend, backend).with_scales(_measure_scales(config, loaded, backend))

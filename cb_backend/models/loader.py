@@ -25,6 +25,7 @@ from ..attention.hook import IMPLEMENTATION, register
 from ..config import EngineConfig
 from ..errors import ModelError, first_line
 from ..kv.storage import KVGeometry
+from .narrow import compute_in_float32
 from .source import ModelSource, resolve_model
 from .support import causal_lm_class, kv_geometry
 
@@ -44,7 +45,8 @@ class LoadedModel:
     """A model ready to run: in eval mode, without gradients, on `device`.
 
     `tokenizer` is None if there is none: requests then bring token ids. `vocab_size` counts the rows of the output
-    embedding, which may be more than the tokenizer's. `max_model_len` is in tokens, prompt and output together.
+    embedding, which may be more than the tokenizer's. `max_model_len` is in tokens, prompt and output together. On a
+    CPU a float32 model may hold its weights in the checkpoint's 16 bits, see narrow.py.
     """
 
     model: PreTrainedModel
@@ -72,9 +74,13 @@ def load_model(config: EngineConfig, *, attn_implementation: str = IMPLEMENTATIO
         hf_config, declared_dtype = _read_config(source.path, name)
         causal_lm_class(hf_config, name)
         max_model_len = _max_model_len(hf_config, config.max_model_len, name)
-        dtype = choose_dtype(config.dtype, _checkpoint_dtype(source.path, declared_dtype), device)
+        checkpoint = _checkpoint_dtype(source.path, declared_dtype)
+        dtype = choose_dtype(config.dtype, checkpoint, device)
         tokenizer = load_tokenizer(source)
-        model = _load_weights(source.path, hf_config, dtype, attn_implementation, name)
+        narrow = attn_implementation == IMPLEMENTATION and _stays_narrow(source.path, checkpoint, dtype, device)
+        model = _load_weights(source.path, hf_config, checkpoint if narrow else dtype, attn_implementation, name)
+        if narrow:
+            compute_in_float32(model)
     geometry = kv_geometry(model, name)
     model.eval().requires_grad_(False).to(device)
     output = model.get_output_embeddings()
@@ -197,6 +203,23 @@ def _checkpoint_dtype(path: Path, declared: str | None) -> torch.dtype:
     except SafetensorError as error:
         raise ModelError(f"cannot read {weights}: {first_line(error)}") from error
     return _DTYPES[_SAFETENSORS_DTYPES.get(stored[0], "float32") if stored else "float32"]
+
+
+def _stays_narrow(path: Path, checkpoint: torch.dtype, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a float32 model on a CPU is loaded in the 16 bits of its checkpoint: all of it must be of that dtype."""
+    if device.type != "cpu" or dtype != torch.float32 or checkpoint not in (torch.bfloat16, torch.float16):
+        return False
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        for file in path.glob("*.safetensors"):
+            with safe_open(file, framework="pt") as opened:
+                stored = {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
+            if not all(_SAFETENSORS_DTYPES.get(name) == str(checkpoint).removeprefix("torch.") for name in stored):
+                return False
+    except SafetensorError:
+        return False  # loading says what is wrong
+    return True
 
 
 def _load_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementation: str, name: str) -> Any:

@@ -13,6 +13,8 @@ import torch
 from cb_kernels.cpu.panels import PackedMatrix
 from torch import nn
 
+from .narrow import NarrowEmbedding, NarrowLinear
+
 if TYPE_CHECKING:
     from cb_kernels.cpu import Library
     from transformers import PreTrainedModel
@@ -54,14 +56,14 @@ def pack_embeddings(model: PreTrainedModel, library: Library) -> bool:
     """
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
-    if type(head) is not nn.Linear or type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+    if type(head) not in (nn.Linear, NarrowLinear) or type(embedding) not in (nn.Embedding, NarrowEmbedding):
         return False
-    if library.multiplies_bf16(head.weight):
+    if embedding.max_norm is not None or (model.dtype == torch.bfloat16 and library.multiplies_bf16(head.weight)):
         return False
-    weight = head.weight.detach()
+    dtype, weight = model.dtype, head.weight.detach()
     tied = embedding.weight.data_ptr() == weight.data_ptr()
     matrix = PackedMatrix(library, weight)
     model.set_output_embeddings(PackedHead(matrix, head.bias))
     rows = matrix if tied else PackedMatrix(library, embedding.weight.detach())
-    model.set_input_embeddings(PackedEmbedding(rows, embedding.weight.dtype))
+    model.set_input_embeddings(PackedEmbedding(rows, dtype))
     return True

@@ -224,16 +224,18 @@ def test_other_architectures_stay_as_they_are(native_kernels: Library) -> None:
 
 @pytest.mark.parametrize("rows", [1, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_merged_linear_puts_results_side_by_side(dtype: torch.dtype, rows: int) -> None:
+def test_merged_linear_puts_results_side_by_side(native_kernels: Library, dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(0)
     parts = [torch.nn.Linear(32, n, dtype=dtype) for n in (16, 8)]
     x = torch.randn(rows, 32).to(dtype)
     with torch.inference_mode():
         expected = torch.cat([part(x) for part in parts], -1)
-        torch.testing.assert_close(merged_linear(parts)(x), expected)
+        torch.testing.assert_close(merged_linear(parts, native_kernels)(x), expected)
 
 
-def test_without_packed_weights_the_public_product_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_packed_weights_the_public_product_serves(
+    native_kernels: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object) -> None:
         raise RuntimeError("no such layout")
 
@@ -242,4 +244,4 @@ def test_without_packed_weights_the_public_product_serves(monkeypatch: pytest.Mo
     x = torch.randn(2, 32).bfloat16()
     with torch.inference_mode():
         expected = part(x)
-        assert torch.equal(merged_linear([part])(x), expected)
+        assert torch.equal(merged_linear([part], native_kernels)(x), expected)

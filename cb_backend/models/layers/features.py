@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..narrow import NarrowLinear
 from .families import FAMILIES, Family
 
 Norm = tuple[torch.Tensor, float]  # weight, epsilon
@@ -171,7 +172,7 @@ def _check_attributes(layer: nn.Module, family: Family) -> None:
 def _linears(owner: Any, names: tuple[str, ...], where: str) -> tuple[nn.Linear, ...]:
     parts = tuple(getattr(owner, name) for name in names)
     for name, part in zip(names, parts, strict=True):
-        if type(part) is not nn.Linear:
+        if type(part) not in (nn.Linear, NarrowLinear):
             raise NotFused(f"{where}.{name} is a {type(part).__name__}, not a plain Linear")
     return parts
 

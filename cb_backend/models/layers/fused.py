@@ -133,7 +133,7 @@ def _as_one_call(
     body: Any, items: list[_Understood], library: Library, batch: RaggedBatch, report: FusionReport
 ) -> int:
     """Puts layers from the first on into one native call, as far as each gives what it gave itself; how many."""
-    dtype = items[0].features.down.weight.dtype
+    dtype = items[0].seen.hidden.dtype
     calls = [item.call for item in items]
     report.not_whole = whole.obstacle([item.features for item in items], calls, library, dtype)
     first = items[0].rotary

@@ -1,4 +1,4 @@
-"""Matrix products of a fused layer: several projections of one input as one, weights packed for oneDNN where it can."""
+"""Matrix products of a fused layer: several projections of one input as one, weights packed for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from cb_kernels.cpu import Library
+from cb_kernels.cpu.panels import PackedMatrix
 from torch import nn
 from torch.nn.functional import linear
 
 from ...errors import first_line
+from ..narrow import NarrowLinear
 
 _log = logging.getLogger(__name__)
 _ROWS_HINT = 64  # rows that oneDNN lays the packed weights out for; others work too
@@ -32,13 +35,21 @@ def drop_weights(modules: Sequence[nn.Linear]) -> None:
         module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
 
 
-def merged_linear(modules: Sequence[nn.Linear]) -> Product:
+def merged_linear(modules: Sequence[nn.Linear], library: Library) -> Product:
     """One product in place of several on the same input: x [rows, in] -> their results side by side."""
-    return product(*stacked(modules))
+    return product(*stacked(modules), library, computes_in(modules[0]))
 
 
-def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """x [rows, in] -> x @ weight^T + bias."""
+def computes_in(module: nn.Linear) -> torch.dtype:
+    """The dtype of a projection's input and result."""
+    return torch.float32 if isinstance(module, NarrowLinear) else module.weight.dtype
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None, library: Library, dtype: torch.dtype) -> Product:
+    """x [rows, in] of `dtype` -> x @ weight^T + bias; natively in float32, with a weight of any storage."""
+    if dtype == torch.float32:
+        matrix = PackedMatrix(library, weight)
+        return matrix if bias is None else lambda x: matrix(x) + bias
     return _packed(weight, bias) or (lambda x: linear(x, weight, bias))
 
 

@@ -11,7 +11,7 @@ import torch
 from ...attention.batch import RaggedBatch
 from ...attention.hook import AttentionBackend, AttentionCall
 from .features import LayerFeatures, NotFused, RMSNorm
-from .products import merged_linear, product, stacked
+from .products import computes_in, merged_linear, product, stacked
 from .rotary import reorder_heads, reordering, widen
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class FusedLayer:
         self.library = library
         self.features = features
         self.call = call
-        self.qkv = product(*qkv_weights(features, rotated))
+        self.qkv = product(*qkv_weights(features, rotated), library, computes_in(features.down))
         self.head_norms = head_norms(features, rotated)
-        self.out = merged_linear([features.out])
-        self.gate_up = merged_linear(features.gate_up)
-        self.down = merged_linear([features.down])
+        self.out = merged_linear([features.out], library)
+        self.gate_up = merged_linear(features.gate_up, library)
+        self.down = merged_linear([features.down], library)
         self.native_gate = features.is_silu and features.intermediate_size % 8 == 0
 
     def __call__(
