@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -16,11 +17,15 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
     Huge pages, where the system has them, spare a step that streams hundreds of megabytes most of its address look-ups.
     """
-    memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize)  # page-aligned, zero, and not yet there
+    size = max(1, math.prod(shape)) * dtype.itemsize
+    if sys.platform == "win32":
+        memory = mmap.mmap(-1, size)
+    else:  # private: Linux has other rules, off by default, for huge pages of shared memory
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned, zero, not yet there
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(tuple(shape))
+    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(tuple(shape))
 
 
 def return_freed() -> None:
