@@ -2,8 +2,8 @@
 
 Each level runs in a process of its own, where both are limited to it: ours by `CB_CPU_ISA`, torch by the switches of
 the libraries that it may call (MKL, oneDNN, its own kernels). Native and torch calls take turns; a figure is the
-fastest of all of a cell's calls, on one thread, so that other processes disturb little. Products of one row go round
-copies of the weights that no L2 cache holds.
+fastest of all of a cell's calls in CPU time on one thread, so that other processes disturb little. Products of one row
+go round copies of the weights that no L2 cache holds.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class Product:
 
 
 def _fastest(ways: Sequence[Sequence[Callable[[], object]]], budget: float) -> list[float]:
-    """Milliseconds per call of each way, all in turn: the fastest round over a way's calls."""
+    """CPU milliseconds per call of each way, all in turn: the fastest round over a way's calls."""
     best = [float("inf")] * len(ways)
     end = time.perf_counter() + budget
     rounds = 0
     while rounds < 5 or time.perf_counter() < end:
         for i, calls in enumerate(ways):
-            start = time.perf_counter()
+            start = time.thread_time()
             for call in calls:
                 call()
-            best[i] = min(best[i], (time.perf_counter() - start) / len(calls))
+            best[i] = min(best[i], (time.thread_time() - start) / len(calls))
         rounds += 1
     return [1e3 * seconds for seconds in best]
 
