@@ -116,13 +116,18 @@ _MODEL = _object(
 )
 
 _PART = _object(type=_one_of("output_text"), text=_TEXT, annotations=_list({}), logprobs=_list({}))
-_ITEM = _object(
-    id=_TEXT,
-    type=_one_of("message"),
-    role=_one_of("assistant"),
-    status=_one_of("in_progress", "completed", "incomplete"),
-    content=_list(_PART),
+_STATUS = _one_of("in_progress", "completed", "incomplete")
+_MESSAGE_ITEM = _object(
+    id=_TEXT, type=_one_of("message"), role=_one_of("assistant"), status=_STATUS, content=_list(_PART)
 )
+_REASONING_ITEM = _object(
+    id=_TEXT,
+    type=_one_of("reasoning"),
+    summary=_list({}),
+    status=_STATUS,
+    content=_list(_object(type=_one_of("reasoning_text"), text=_TEXT)),
+)
+_ITEM: JSON = {"anyOf": [_MESSAGE_ITEM, _REASONING_ITEM]}
 _RESPONSE_USAGE = _object(
     input_tokens=_COUNT,
     input_tokens_details=_object(cached_tokens=_COUNT, cache_write_tokens=_COUNT),
@@ -171,6 +176,8 @@ _RESPONSE_EVENTS = [
     *(_named(f"response.content_part.{moment}", part=_PART, **_PLACE) for moment in ("added", "done")),
     _named("response.output_text.delta", delta=_TEXT, logprobs=_list({}), **_PLACE),
     _named("response.output_text.done", text=_TEXT, logprobs=_list({}), **_PLACE),
+    _named("response.reasoning_text.delta", delta=_TEXT, **_PLACE),
+    _named("response.reasoning_text.done", text=_TEXT, **_PLACE),
     _named("error", message=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL, **_ERROR["properties"]),
 ]
 

@@ -231,7 +231,7 @@ class _Responses(_GenerationRoute[ResponsesRequest]):
     PREFIX = "resp"
 
     def _shape(self, engine: EngineClient, call: ResponsesRequest, ident: str, generation: Generation) -> Answer:
-        return ResponsesAnswer(ident, engine.model_name, call)
+        return ResponsesAnswer(ident, engine.model_name, call, generation.params)
 
 
 def _headers(request_id: str) -> dict[str, str]:

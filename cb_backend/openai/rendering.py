@@ -111,11 +111,13 @@ def _thinking(engine: EngineClient, call: ChatRequest, ids: Sequence[int], param
 async def _response(engine: EngineClient, call: ResponsesRequest, stream: bool) -> Generation:
     params, messages = call.sampling(), call.messages()
     chat = renderer(engine, "input")
+    asked = ChatRequest(model=call.model, messages=messages)
     try:
-        ids = await render_chat(chat, ChatRequest(model=call.model, messages=messages), None)
+        ids = await render_chat(chat, asked, None)
     except RequestError as error:
         raise error.at(*call.path_of(error.path)) if error.path[:1] == ("messages",) else error from None
     context = request_context(CHAT, stream=stream, messages=messages)
+    params = _thinking(engine, asked, ids, params)
     return Generation([ids], params, call.options(context), grammar_path=("text", "format"))
 
 

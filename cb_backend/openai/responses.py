@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ..client import OutputDelta
 from ..errors import RequestError
+from ..params import SamplingParams
 from ..request import RequestOutput
 from ..text.response_format import nested
 from .answers import Answer, finish_reason
@@ -81,7 +82,12 @@ class ResponsesRequest(GenerationRequest):
             return [*system, {"role": "user", "content": self.input}]
         if not isinstance(self.input, list) or not self.input:
             raise RequestError("must be a text or a list of messages", path=("input",))
-        return [*system, *(_message(item, i) for i, item in enumerate(self.input))]
+        return [*system, *(_message(self.input[i], i) for i in self._spoken())]
+
+    def _spoken(self) -> list[int]:
+        """The numbers of the items that a chat holds: thoughts that are sent back are not shown to the model again."""
+        thoughts = [isinstance(item, dict) and item.get("type") == "reasoning" for item in self.input]
+        return [i for i, thought in enumerate(thoughts) if not thought]
 
     def path_of(self, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
         """Where the client finds the field at `path` below the `messages` that were made of its request."""
@@ -90,7 +96,9 @@ class ResponsesRequest(GenerationRequest):
             return ("input",)
         number, *field = rest
         shown = int(number) - bool(self.instructions)  # `instructions` came first: the client counts its own items
-        return ("instructions", *field) if shown < 0 else ("input", shown, *field)
+        if shown < 0:
+            return ("instructions", *field)
+        return ("input", shown if isinstance(self.input, str) else self._spoken()[shown], *field)
 
     def _sampling_values(self) -> dict[str, Any]:
         values = super()._sampling_values()
@@ -119,10 +127,13 @@ def _message(item: Any, number: int) -> Any:
 
 
 class ResponsesAnswer(Answer):
-    """One output message with one text."""
+    """One output message with one text; before it one reasoning item, if the model had a thought."""
 
-    def __init__(self, ident: str, model: str, call: ResponsesRequest) -> None:
-        super().__init__(ident, model, call.sampling(), None, False)
+    def __init__(self, ident: str, model: str, call: ResponsesRequest, params: SamplingParams) -> None:
+        super().__init__(ident, model, params, None, False)
+        self._thought: list[str] = []
+        self._thought_id = f"rs_{ident}"
+        self._opened = self._thought_opened = self._thought_closed = False
         self._number = 0
         self._pieces: list[str] = []
         self._message_id = f"msg_{ident}"
@@ -157,17 +168,27 @@ class ResponsesAnswer(Answer):
         return b""
 
     def _events(self, choice: int, delta: OutputDelta, first: bool) -> bytes:
-        place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
+        ends = delta.finish_reason is not None
         events = []
         if first:
             begun = {**self._shape, "status": "in_progress", "incomplete_details": None, "output": []}
-            item = {**self._message("in_progress"), "content": []}
             events += [
                 self._named("response.created", response=begun),
                 self._named("response.in_progress", response=begun),
-                self._named("response.output_item.added", output_index=0, item=item),
-                self._named("response.content_part.added", part=_part(""), **place),
             ]
+        if delta.reasoning:
+            events += self._thinking(delta.reasoning)
+        if self._thought_opened and not self._thought_closed and (delta.text or ends):
+            events += self._thought_ends()
+        # A thought may still come first, and then it is the first item.
+        if not self._opened and (delta.text or ends or not self._thinks):
+            self._opened = True
+            item = {**self._message("in_progress"), "content": []}
+            events += [
+                self._named("response.output_item.added", output_index=self._index, item=item),
+                self._named("response.content_part.added", part=_part(""), **self._place),
+            ]
+        place = self._place
         if delta.text:
             self._pieces.append(delta.text)
             events.append(self._named("response.output_text.delta", delta=delta.text, logprobs=[], **place))
@@ -177,10 +198,45 @@ class ResponsesAnswer(Answer):
             events += [
                 self._named("response.output_text.done", text=text, logprobs=[], **place),
                 self._named("response.content_part.done", part=_part(text), **place),
-                self._named("response.output_item.done", output_index=0, item=whole["output"][0]),
+                self._named("response.output_item.done", output_index=self._index, item=whole["output"][-1]),
                 self._named(f"response.{whole['status']}", response=whole),
             ]
         return b"".join(events)
+
+    @property
+    def _index(self) -> int:
+        """The message's place among the items."""
+        return int(self._thought_opened)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"output_index": self._index, "item_id": self._message_id, "content_index": 0}
+
+    def _thinking(self, text: str) -> list[bytes]:
+        events = []
+        if self._opened:  # a thought between two parts of the answer has no item of its own in a stream
+            return []
+        if not self._thought_opened:
+            self._thought_opened = True
+            item = {**self._reasoning("in_progress", ""), "content": []}
+            events.append(self._named("response.output_item.added", output_index=0, item=item))
+        self._thought.append(text)
+        place = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
+        return [*events, self._named("response.reasoning_text.delta", delta=text, **place)]
+
+    def _thought_ends(self) -> list[bytes]:
+        self._thought_closed = True
+        text = "".join(self._thought)
+        place = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
+        item = self._reasoning("completed", text)
+        return [
+            self._named("response.reasoning_text.done", text=text, **place),
+            self._named("response.output_item.done", output_index=0, item=item),
+        ]
+
+    def _reasoning(self, status: str, text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"id": self._thought_id, "type": "reasoning", "summary": [], "status": status, "content": content}
 
     def error_event(self, body: dict[str, Any]) -> bytes:
         """By OpenAI's description with its fields beside each other; their client looks for them under `error`."""
@@ -193,22 +249,25 @@ class ResponsesAnswer(Answer):
 
     def _choice(self, choice: int, output: RequestOutput) -> dict[str, Any]:
         """The whole response: it has one choice."""
+        self._thought = [output.reasoning]
         return self._whole(output.text, finish_reason(output))
 
     def _whole(self, text: str, reason: str | None) -> dict[str, Any]:
         cut = reason == "length"
         status = "incomplete" if cut else "completed"
         usage = self.usage()
+        thoughts = "".join(self._thought)
+        thought = [self._reasoning("completed", thoughts)] if thoughts else []
         return {
             **self._shape,
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [{**self._message(status), "content": [_part(text)]}],
+            "output": [*thought, {**self._message(status), "content": [_part(text)]}],
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
                 "total_tokens": usage["total_tokens"],
             },
         }

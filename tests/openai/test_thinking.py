@@ -101,3 +101,64 @@ async def test_a_call_drafted_in_a_thought_is_none(stream: bool) -> None:
     assert b"No call." in client.body
     assert DRAFT in client.body.decode().replace('\\"', '"')
     assert b'"finish_reason":"stop"' in client.body
+
+
+def thinking_deltas() -> list[OutputDelta]:
+    return [
+        OutputDelta("s", 0, "", (1,), usage=Usage(3, 1, 0, 1), reasoning="Hm"),
+        OutputDelta("s", 0, "", (1, 2), usage=Usage(3, 2, 0, 2), reasoning=", so."),
+        OutputDelta("s", 0, "Yes", (1, 2, 3), finish_reason="stop", usage=Usage(3, 3, 0, 2)),
+    ]
+
+
+async def respond(deltas: list[OutputDelta], **fields: Any) -> LeavingClient:
+    engine = ScriptedEngine(deltas, template="<think>")
+    client = LeavingClient(openai_app(engine), "/responses", {"model": "scripted", "input": "Hi", **fields})
+    await asyncio.wait_for(client.done, 5)
+    assert client.status == 200, client.body
+    return client
+
+
+async def test_a_response_has_a_reasoning_item_before_its_message() -> None:
+    body = json.loads((await respond(thinking_deltas(), reasoning={"effort": None})).body)
+    thought, message = body["output"]
+    assert (thought["type"], thought["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "Hm, so."}])
+    assert message["content"][0]["text"] == "Yes"
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    plain = json.loads((await respond(thinking_deltas()[2:])).body)
+    assert [item["type"] for item in plain["output"]] == ["message"]
+
+
+async def test_a_streamed_thought_is_an_item_that_ends_before_the_message_begins() -> None:
+    events = [
+        json.loads(line[6:])
+        for line in (await respond(thinking_deltas(), stream=True)).body.decode().splitlines()
+        if line.startswith("data: ")
+    ]
+    assert [(event["type"], event.get("output_index")) for event in events] == [
+        ("response.created", None),
+        ("response.in_progress", None),
+        ("response.output_item.added", 0),
+        ("response.reasoning_text.delta", 0),
+        ("response.reasoning_text.delta", 0),
+        ("response.reasoning_text.done", 0),
+        ("response.output_item.done", 0),
+        ("response.output_item.added", 1),
+        ("response.content_part.added", 1),
+        ("response.output_text.delta", 1),
+        ("response.output_text.done", 1),
+        ("response.content_part.done", 1),
+        ("response.output_item.done", 1),
+        ("response.completed", None),
+    ]
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message"]
+
+
+async def test_thoughts_that_are_sent_back_are_taken_and_faults_after_them_are_numbered_right() -> None:
+    items = [{"role": "user", "content": "Hi"}, {"type": "reasoning", "id": "rs_1", "summary": []}]
+    await respond(thinking_deltas(), input=[*items, {"role": "assistant", "content": "Yes"}, items[0]])
+    engine = ScriptedEngine(thinking_deltas(), template="<think>")
+    body = {"model": "scripted", "input": [*items, {"type": "function_call"}]}
+    client = LeavingClient(openai_app(engine), "/responses", body)
+    await asyncio.wait_for(client.done, 5)
+    assert json.loads(client.body)["error"]["param"] == "input.2"
