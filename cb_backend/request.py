@@ -1,4 +1,6 @@
-"""The core nouns: what the engine keeps (`Request`), what a step is, what comes back. params.py has what a client asks.
+"""The core nouns: what the engine keeps (`Request`) and what comes back.
+
+What a client asks is in params.py, what a step is in scheduling/plan.py.
 
 There is no prefill or decode state. A request has `num_known` tokens (prompt and generated) and `num_computed` tokens
 whose K/V are in the cache; a step makes computed catch up with known. A request that lacks exactly one token decodes.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -228,6 +230,7 @@ class Request:
     progressed: bool = True  # made a token since it last came back
     computed_high: int = 0  # most tokens ever computed: what is computed again below it was recomputed
     finish_reason: FinishReason | None = None
+    slot: int = -1  # while RUNNING: its row in what is kept for every running sequence (scheduling/memory.py)
     seq_id: int = field(default_factory=itertools.count().__next__)  # never used again, unlike a request id
 
     @property
@@ -269,47 +272,3 @@ class Request:
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """`num_tokens` tokens of one request in one step, from position `start`; `samples`: its last row is sampled."""
-
-    request: Request
-    start: int
-    num_tokens: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What one step does, in this order: swaps, then the ragged forward, then sampling.
-
-    `assignments`: decodes first, then chunks. `samplers`: the request of each sampled row.
-    """
-
-    step: int
-    assignments: tuple[Assignment, ...]
-    samplers: tuple[Request, ...] = ()
-    swap_out: tuple[tuple[int, int], ...] = ()  # (device block, host block)
-    swap_in: tuple[tuple[int, int], ...] = ()  # (host block, device block)
-    admitted: tuple[Request, ...] = ()
-    resumed: tuple[Request, ...] = ()
-    preempted: tuple[tuple[Request, str], ...] = ()  # (request, "swap" | "recompute")
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.assignments)
-
-    def __bool__(self) -> bool:
-        return bool(self.assignments or self.swap_out or self.swap_in)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What the device gave back, one entry per `StepPlan.samplers` entry, in its order."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[Logprob | None] = ()
-    prompt_logprobs: Mapping[str, Sequence[Logprob]] = field(default_factory=dict)  # by request id: this chunk's rows
-    errors: Mapping[int, str] = field(default_factory=dict)  # samplers entry -> what went wrong with that row alone

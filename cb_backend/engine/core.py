@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..errors import RequestError, engine_failure, first_line
-from ..request import FinishReason, Request, StepPlan, StepResult, TokenDelta
+from ..request import FinishReason, Request, TokenDelta
 from ..scheduling.admission import Admission
 from ..scheduling.draft import Outcome
+from ..scheduling.plan import StepPlan, StepResult
 from ..scheduling.scheduler import Scheduler
 from ..telemetry.observer import Observer
 from .choices import Choices
@@ -196,7 +197,8 @@ class EngineCore:
         """Plans and launches the next step and settles the one before; returns the one now on the device."""
         began = time.monotonic()
         plan = self.scheduler.plan()
-        _mark_admitted(plan, began)
+        for seq_id in plan.admitted:  # queueing ends when the step is planned, not when it settles
+            self.scheduler.requests[seq_id].timings.admitted = began
         planned = time.monotonic()
         self.time.plan += planned - began
         if plan.admitted or plan.resumed or plan.preempted or self._num_received != self.snapshot.received:
@@ -384,9 +386,3 @@ class EngineCore:
 class _Step:
     pending: InFlight
     began: float
-
-
-def _mark_admitted(plan: StepPlan, now: float) -> None:
-    """Queueing ends when the step that lets a request in is planned, not when it settles."""
-    for request in plan.admitted:
-        request.timings.admitted = now

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -22,13 +23,18 @@ from ..device.transfer import Arrival, to_device
 from ..errors import ModelError
 from ..kv.storage import KVStorage
 from ..models.projection import Projection
-from ..request import Logprob, Request, StepPlan, StepResult
+from ..request import Logprob
+from ..sampling.batch import SamplingBatch
 from ..sampling.host import sample
 from ..sampling.logprobs import Scores
+from ..scheduling.plan import ON_DEVICE, PromptTargets, StepPlan, StepResult
 from ..scheduling.preemption import CostModel
-from .batch import build_batch
+from .batch import build_batch, written_blocks
 from .graphs import DecodeGraphs, Recorder
-from .probe import probe, probe_request
+from .probe import probe, probe_sampling
+from .tables import BlockTables
+
+_Rows = npt.NDArray[np.int64]
 
 _PROBE_TOKENS = 128
 _PROMPT_LOGPROB_ROWS = 64  # rows of vocabulary-wide float32 held at once
@@ -43,20 +49,19 @@ class Sampled(Protocol):
         """Ids, log-probabilities (per row, or empty) and errors by row; on the host, once the step is done."""
 
 
-Sampler = Callable[[torch.Tensor, Sequence[Request]], Sampled]
+Sampler = Callable[[torch.Tensor, SamplingBatch], Sampled]
 
 
 @dataclass(slots=True)
 class PromptScores:
-    """Log-probabilities of some prompt tokens of one request, on their way to the host."""
+    """Log-probabilities of some of the prompt tokens that a step was asked for, on their way to the host."""
 
-    request_id: str
+    wanted: PromptTargets
     targets: Sequence[int]
-    top: int
     scores: Scores
 
     def read(self) -> list[Logprob]:
-        return self.scores.read(self.targets, [self.top] * len(self.targets))
+        return self.scores.read(self.targets, [self.wanted.top] * len(self.targets))
 
 
 @dataclass(slots=True)
@@ -70,16 +75,17 @@ class Pending:
 
     def result(self) -> StepResult:
         self.arrival.wait()
-        found: dict[str, list[Logprob]] = {}
+        found: dict[int, list[Logprob]] = {}
         for part in self.prompt_scores:
-            found.setdefault(part.request_id, []).extend(part.read())
+            found.setdefault(part.wanted.seq_id, []).extend(part.read())
         ids, logprobs, errors = ((), (), {}) if self.sampled is None else self.sampled.read()
-        return StepResult(ids, logprobs, found, errors)
+        each = [None if one is None else (one,) for one in logprobs]
+        return StepResult([(token,) for token in ids], each, found, errors)
 
 
 class Executor:
     """Args:
-    sampler: chooses tokens from float32 logits [rows, vocab_size] for the request of each row.
+    sampler: chooses tokens from float32 logits [rows, vocab_size] by the batch of the same rows.
     """
 
     def __init__(
@@ -93,39 +99,44 @@ class Executor:
         self.sampler = sampler
         self.device = storage.device.device
         self.graphs: DecodeGraphs | None = None  # set once they are captured
+        self.tables = BlockTables()
         self._last: tuple[StepPlan, Sampled] | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
         """Starts one step. Raises whatever the device raises; no request state was changed then."""
+        self.tables.update(plan.tables)
+        tables = self.tables.rows
         swap = self.storage.swap
         swap.out(plan.swap_out)
-        swap.before_writing(_written_blocks(plan, self.storage.block_size))
+        if swap.is_leaving:
+            swap.before_writing(written_blocks(plan, tables, self.storage.block_size))
         swap.into(plan.swap_in)
         last, self._last = self._last, None
         sampled, prompt_scores = None, []
-        if plan.assignments:
+        if plan.seq_ids:
             at, source = _ids_on_device(plan, last)
-            rows = _sampled_rows(plan)
+            rows = (np.cumsum(plan.lengths) - 1)[plan.samples]
             padded = self._graph_size(plan)
-            batch = build_batch(plan.assignments, self.storage, self.device, padded=padded, indices=(at, source, rows))
-            if last is not None and at:
+            indices = (at, source, rows)
+            batch = build_batch(plan, tables, self.storage, self.device, padded=padded, indices=indices)
+            if last is not None and len(at):
                 unseen = last[1].token_ids.index_select(0, batch.indices[1])
                 batch.input_ids.index_copy_(0, batch.indices[0], unseen)
             hidden = self.graphs.run(batch) if self.graphs is not None and padded else self._forward(batch)
             prompt_scores = self._score_prompts(plan, hidden)
-            if plan.samplers:
-                in_order = rows == list(range(len(rows)))
+            if len(rows):
+                in_order = rows[-1] == len(rows) - 1  # rows ascend
                 hidden = hidden[: len(rows)] if in_order else hidden.index_select(0, batch.indices[2])
-                sampled = self.sampler(self.projection(hidden), plan.samplers)
+                sampled = self.sampler(self.projection(hidden), plan.sampling)
                 self._last = (plan, sampled)
         return Pending(plan, Arrival(self.device), sampled, prompt_scores)
 
     def _graph_size(self, plan: StepPlan) -> int:
         """The graph that runs this step: its padded batch size, or 0 where none does."""
-        if self.graphs is None or any(item.num_tokens != 1 for item in plan.assignments):
+        if self.graphs is None or len(plan.token_ids) != len(plan.slots):
             return 0
-        return self.graphs.size_for(len(plan.assignments))
+        return self.graphs.size_for(len(plan.slots))
 
     def _forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Hidden states of every token: [T, hidden_size]."""
@@ -150,20 +161,14 @@ class Executor:
         )
 
     def _score_prompts(self, plan: StepPlan, hidden: torch.Tensor) -> list[PromptScores]:
-        """For requests that ask: log-probabilities of the prompt tokens that this step's rows predict."""
+        """The log-probabilities of prompt tokens that the plan asks for."""
         found: list[PromptScores] = []
-        first = 0
-        for item in plan.assignments:
-            request = item.request
-            top = request.params.prompt_logprobs if request.scores_prompt else None
-            if top is not None and item.start < request.prompt_len and not request.num_settled:
-                targets = request.token_ids[item.start + 1 : min(item.start + item.num_tokens + 1, request.prompt_len)]
-                for at in range(0, len(targets), _PROMPT_LOGPROB_ROWS):
-                    part = targets[at : at + _PROMPT_LOGPROB_ROWS]
-                    (chosen,) = to_device([np.array(part, dtype=np.int64)], self.device)
-                    logits = self.projection(hidden[first + at : first + at + len(part)])
-                    found.append(PromptScores(request.request_id, part, top, Scores(logits, chosen, top)))
-            first += item.num_tokens
+        for wanted in plan.prompt_targets:
+            for at in range(0, len(wanted.targets), _PROMPT_LOGPROB_ROWS):
+                part = wanted.targets[at : at + _PROMPT_LOGPROB_ROWS]
+                (chosen,) = to_device([np.array(part, dtype=np.int64)], self.device)
+                logits = self.projection(hidden[wanted.row + at : wanted.row + at + len(part)])
+                found.append(PromptScores(wanted, part, Scores(logits, chosen, wanted.top)))
         return found
 
     @torch.inference_mode()
@@ -204,8 +209,10 @@ class Executor:
         return CostModel(per_block, prefill / num_tokens)
 
     def _probe_batch(self, num_tokens: int, longest: int | None = None) -> RaggedBatch:
-        assignments = probe(num_tokens, self.storage, self.projection.vocab_size, longest)
-        return build_batch(assignments, self.storage, self.device)
+        plan = probe(num_tokens, self.storage, self.projection.vocab_size, longest)
+        tables = BlockTables()
+        tables.update(plan.tables)
+        return build_batch(plan, tables.rows, self.storage, self.device)
 
     @torch.inference_mode()
     def run_probe(self, num_tokens: int, *, longest: int | None = None, num_samples: int = 0) -> None:
@@ -215,7 +222,7 @@ class Executor:
         """
         hidden = self._forward(self._probe_batch(num_tokens, longest))
         if num_samples:
-            self.sampler(self.projection(hidden[:num_samples]), [probe_request([0])] * num_samples)
+            self.sampler(self.projection(hidden[:num_samples]), probe_sampling(num_samples))
 
     def _timed(self, run: Callable[[], object]) -> float:
         """Seconds of the second run of two: the first one warms caches and touches pages."""
@@ -233,39 +240,12 @@ class Executor:
             torch.cuda.synchronize(self.device)
 
 
-def _ids_on_device(plan: StepPlan, last: tuple[StepPlan, Sampled] | None) -> tuple[list[int], list[int]]:
+def _ids_on_device(plan: StepPlan, last: tuple[StepPlan, Sampled] | None) -> tuple[_Rows, _Rows]:
     """Rows of the batch whose ids the last step sampled and the host has not seen, and their rows in that step."""
-    at: list[int] = []
-    source: list[int] = []
-    if last is None:
-        return at, source
-    rows: dict[int, int] | None = None
-    end = 0
-    for item in plan.assignments:
-        end += item.num_tokens
-        if item.start + item.num_tokens > len(item.request.token_ids):
-            if rows is None:
-                rows = {id(request): i for i, request in enumerate(last[0].samplers)}
-            at.append(end - 1)
-            source.append(rows[id(item.request)])
-    return at, source
-
-
-def _sampled_rows(plan: StepPlan) -> list[int]:
-    """The rows of the batch that are sampled."""
-    end = 0
-    rows: list[int] = []
-    for item in plan.assignments:
-        end += item.num_tokens
-        if item.samples:
-            rows.append(end - 1)
-    return rows
-
-
-def _written_blocks(plan: StepPlan, block_size: int) -> set[int]:
-    """Device blocks that the step's computation writes."""
-    written: set[int] = set()
-    for item in plan.assignments:
-        first, last = item.start // block_size, (item.start + item.num_tokens - 1) // block_size
-        written.update(item.request.blocks[first : last + 1])
-    return written
+    at = np.flatnonzero(plan.token_ids == ON_DEVICE)
+    if last is None or not len(at):
+        return at[:0], at[:0]
+    slots = last[0].slots[last[0].samples]
+    row_of_slot = np.zeros(int(slots.max()) + 1, dtype=np.int64)
+    row_of_slot[slots] = np.arange(len(slots))
+    return at, row_of_slot[np.repeat(plan.slots, plan.lengths)[at]]

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
 from ..kv.storage import KVStorage
 from ..params import SamplingParams
-from ..request import Assignment, Request, Timings
+from ..request import Request, Timings
+from ..sampling.batch import SamplingBatch, batch_of
+from ..scheduling.plan import StepPlan, TableDelta
 
 _STRIDE = 7919  # a prime: neighbouring tokens differ, and all of a vocabulary comes up
 
 
-def probe_request(token_ids: Sequence[int], **params: object) -> Request:
-    """A request that nobody waits for."""
+def probe_sampling(rows: int, **params: object) -> SamplingBatch:
+    """Rows that sample alike, for requests that do not exist."""
     sampling = SamplingParams.parse(params)
-    return Request(
-        "probe", len(token_ids), list(token_ids), sampling, 1, frozenset(), 0, Timings(0.0), lambda delta: None
-    )
+    request = Request("probe", 1, [0], sampling, 1, frozenset(), 0, Timings(0.0), lambda delta: None, num_in_flight=1)
+    return batch_of([request] * rows)
 
 
-def probe(num_tokens: int, storage: KVStorage, vocab_size: int, longest: int | None = None) -> list[Assignment]:
+def probe(num_tokens: int, storage: KVStorage, vocab_size: int, longest: int | None = None) -> StepPlan:
     """Prompts of `num_tokens` varied tokens in all, none longer than `longest`, over the first blocks of the pool.
 
     A sequence takes whole blocks, so `longest` should be a multiple of the block size, or the pool larger.
     """
-    assignments: list[Assignment] = []
-    first_block = start = 0
-    while start < num_tokens:
-        length = min(num_tokens - start, longest or num_tokens)
-        request = probe_request([i * _STRIDE % vocab_size for i in range(start, start + length)])
+    longest = longest or num_tokens
+    lengths = [min(longest, num_tokens - start) for start in range(0, num_tokens, longest)]
+    tables: list[TableDelta] = []
+    first_block = 0
+    for slot, length in enumerate(lengths):
         blocks = -(-length // storage.block_size)
-        request.blocks = list(range(first_block, first_block + blocks))
-        assignments.append(Assignment(request, 0, length, False))
-        start += length
+        tables.append(TableDelta(slot, 0, tuple(range(first_block, first_block + blocks))))
         first_block += blocks
-    return assignments
+    count = len(lengths)
+    return StepPlan(
+        0,
+        tuple(range(count)),
+        np.arange(count),
+        np.zeros(count, dtype=np.int64),
+        np.array(lengths, dtype=np.int64),
+        np.zeros(count, dtype=np.bool_),
+        np.arange(num_tokens) * _STRIDE % vocab_size,
+        probe_sampling(0),
+        tuple(tables),
+    )
 
 
 def probe_blocks(num_tokens: int, block_size: int, longest: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from ..attention.batch import RaggedBatch
 from ..attention.hook import AttentionBackend, AttentionCall, CompilingBackend
 from .executor import Executor
-from .probe import probe_request
+from .probe import probe_sampling
 
 
 class _Kinds:
@@ -57,5 +57,5 @@ def warm_up(executor: Executor) -> Iterator[str]:
             yield piece if len(kinds.found) == 1 else f"{piece} (kind of layer {number} of {len(kinds.found)})"
     vocab_size = executor.projection.vocab_size
     logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=executor.device)
-    executor.sampler(logits, [probe_request([0], logit_bias={0: 1.0})])
+    executor.sampler(logits, probe_sampling(1, logit_bias={0: 1.0}))
     yield "sampling"

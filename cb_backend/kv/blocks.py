@@ -150,15 +150,18 @@ class BlockPool:
 
     def index(
         self, token_ids: Sequence[int], blocks: Sequence[int], nodes: list[int], num_computed: int, salt: Salt
-    ) -> None:
+    ) -> list[int]:
         """Makes every full block below `num_computed` findable; `nodes` grows by their node numbers.
+
+        Returns the blocks that were not before.
 
         A block may be indexed in the step that computes it: in each layer all K/V of a step are written before
         any of them is read, so a request of the same step can already share it. Where another block already holds
         the same content, that one stays the indexed one.
         """
+        found: list[int] = []
         if not self.shares_under(salt):
-            return
+            return found
         size = self.block_size
         for i in range(len(nodes), num_computed // size):
             key = (nodes[i - 1] if i else salt, tuple(token_ids[i * size : (i + 1) * size]))
@@ -170,6 +173,8 @@ class BlockPool:
             nodes.append(node.number)
             self._index[key] = blocks[i]
             self._content[blocks[i]] = node
+            found.append(blocks[i])
+        return found
 
     def forget(self, blocks: Iterable[int]) -> None:
         """No later request may hit these blocks: their content is not to be trusted, or is of no use any more."""

@@ -121,6 +121,11 @@ class Swap:
         for read, written, count in runs(pairs):
             target[written : written + count].copy_(source[read : read + count], non_blocking=True)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Blocks may be on their way out still: tell `before_writing` of what is written."""
+        return bool(self._leaving)
+
     def before_writing(self, blocks: Collection[int]) -> None:
         """The computation is about to write these device blocks: it waits for those still on their way out."""
         if self._streams is None or not self._leaving:

@@ -1,21 +1,25 @@
 """One step's sampling: from float32 logits to one token per row, each row by its own request's rules.
 
 Stateless: the noise of a choice is a function of (seed, position, token id) only, so neither the other rows of the
-batch nor a preemption can change it. The order of the filters is documented at `SamplingParams`. One row's NaN stays
-in its row. Log-probabilities are the model's own, before any filter.
+batch nor a preemption can change it. The order of the filters is documented at `SamplingParams`. What goes wrong with
+one row, a NaN too, stays in its row. Log-probabilities are the model's own, before any filter.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from cb_kernels.sampling.noise import gumbel
 
-from ..request import Logprob, Request
+from ..request import Logprob
+from .batch import ROW_FAILED, SamplingBatch
 from .logprobs import Scores
+
+logger = logging.getLogger("cb_backend")
 
 NO_FINITE_SCORE = "the model produced no finite score for the next token"
 
@@ -36,72 +40,75 @@ class Sampled:
         return self.token_ids.tolist(), self.logprobs, self.errors
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
     """Chooses one token for each row.
 
     Args:
         logits: float32 [rows, vocab_size]; overwritten.
-        requests: the request of each row; the token's position is the request's `num_known` less the one in flight.
+        batch: of the same rows.
     """
-    raw = [i for i, r in enumerate(requests) if r.params.logprobs is not None]
-    untouched = logits[raw].clone() if raw else None
-    for row, request in zip(logits, requests, strict=True):
-        adjust(row, request)
+    scored = batch.scored
+    untouched = logits[scored].clone() if scored else None
+    errors = adjust(logits, batch)
     best, token_ids = logits.max(dim=-1)
-    errors = {
-        i: NO_FINITE_SCORE
-        for i, value in enumerate(best.tolist())
-        if not value > float("-inf") or value == float("inf")
-    }
-    drawn = [i for i, r in enumerate(requests) if not r.params.greedy and i not in errors]
+    for row in torch.nonzero(~best.isfinite())[:, 0].tolist():
+        errors.setdefault(row, NO_FINITE_SCORE)
+    drawn = [row for row in np.flatnonzero(~batch.greedy).tolist() if row not in errors]
     if drawn:
-        rows = logits if len(drawn) == len(requests) else logits[drawn]
-        token_ids[drawn] = draw(rows, [requests[i] for i in drawn])
+        token_ids[drawn] = draw(logits if len(drawn) == len(batch) else logits[drawn], batch, drawn)
     result = Sampled(token_ids, errors=errors)
     if untouched is not None:
-        tops = [requests[i].params.logprobs or 0 for i in raw]
-        found = iter(logprobs_of(untouched, token_ids[raw].tolist(), tops))
-        result.logprobs = [next(found) if r.params.logprobs is not None else None for r in requests]
+        tops = batch.logprobs[scored].tolist()
+        result.logprobs = [None] * len(batch)
+        for row, found in zip(scored, logprobs_of(untouched, token_ids[scored].tolist(), tops), strict=True):
+            result.logprobs[row] = found
     return result
 
 
-def adjust(row: torch.Tensor, request: Request) -> None:
-    """Bias, masks and penalties of one request, in place on its row `[vocab_size]`."""
-    params = request.params
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=row.device)
-        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
-    if params.repetition_penalty != 1.0:
-        ids = torch.tensor(sorted(set(request.token_ids)), device=row.device)
-        seen = row[ids]
-        row[ids] = torch.where(seen < 0, seen * params.repetition_penalty, seen / params.repetition_penalty)
-    if request.num_settled and (params.presence_penalty or params.frequency_penalty):
-        counts = Counter(request.token_ids[request.prompt_len :])
-        ids = torch.tensor(list(counts), device=row.device)
-        times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
-        row[ids] -= params.presence_penalty + params.frequency_penalty * times
-    allowed = None if request.constraint is None else request.constraint.allowed()
+def adjust(logits: torch.Tensor, batch: SamplingBatch) -> dict[int, str]:
+    """Bias, penalties, masks and bans of all rows, in place. Returns what went wrong, by row."""
+    rows: set[int] = set()
+    for lists in (batch.listed, batch.banned):
+        if lists is not None:
+            rows.update(np.flatnonzero(np.diff(lists.offsets)).tolist())
+    masks: dict[int, torch.Tensor] = {}
+    if batch.mask_rows is not None and batch.masks is not None:
+        masks = dict(zip(batch.mask_rows.tolist(), torch.from_numpy(batch.masks).to(logits.device), strict=True))
+    errors: dict[int, str] = {}
+    for row in sorted(rows | masks.keys()):
+        try:
+            _adjust_row(logits[row], batch, row, masks.get(row))
+        except Exception:
+            logger.exception("a row cannot be sampled")
+            errors[row] = ROW_FAILED
+    return errors
+
+
+def _adjust_row(scores: torch.Tensor, batch: SamplingBatch, row: int, allowed: torch.Tensor | None) -> None:
+    """Bias, penalties, mask and bans of one row, in place on its scores `[vocab_size]`."""
+    device = scores.device
+    if batch.listed is not None:
+        listed = batch.listed
+        part = slice(int(listed.offsets[row]), int(listed.offsets[row + 1]))
+        ids = torch.from_numpy(listed.ids[part]).to(device)
+        changed = scores[ids] + torch.from_numpy(listed.bias[part]).to(device)
+        counts = torch.from_numpy(listed.counts[part]).to(device)
+        repetition = float(batch.repetition[row])
+        if repetition != 1.0:
+            known = torch.from_numpy(listed.seen[part]).to(device) | (counts > 0)
+            penalized = torch.where(changed < 0, changed * repetition, changed / repetition)
+            changed = torch.where(known, penalized, changed)
+        times = counts.to(scores.dtype)
+        due = float(batch.presence[row]) + float(batch.frequency[row]) * times
+        scores[ids] = torch.where(counts > 0, changed - due, changed)
     if allowed is not None:
-        row.masked_fill_(~unpack_mask(allowed, row.shape[0]).to(row.device), float("-inf"))
-    if banned := banned_ids(request):
-        ids = torch.tensor(banned, device=row.device)
-        scores = row[ids].clone()
-        row[ids] = float("-inf")
-        if allowed is not None and row.max() == float("-inf"):
-            row[ids] = scores  # the grammar leaves nothing else: it goes before min_tokens and bad_words
-
-
-def banned_ids(request: Request) -> list[int]:
-    """Tokens that may not come next: ends before min_tokens, and those that would complete a banned word."""
-    banned: list[int] = []
-    if request.stop_ids and request.num_output <= request.params.min_tokens:  # the token in the making is counted
-        banned += request.stop_ids
-    if request.bad_word_ids:
-        output = request.token_ids[request.prompt_len :]
-        for word in request.bad_word_ids:
-            if len(word) == 1 or tuple(output[-(len(word) - 1) :]) == word[:-1]:
-                banned.append(word[-1])
-    return banned
+        scores.masked_fill_(~unpack_mask(allowed, scores.shape[0]), float("-inf"))
+    if batch.banned is not None and len(banned := batch.banned.of(row)):
+        ids = torch.from_numpy(banned).to(device)
+        before = scores[ids].clone()
+        scores[ids] = float("-inf")
+        if allowed is not None and scores.max() == float("-inf"):
+            scores[ids] = before  # the grammar leaves nothing else: it goes before min_tokens and bad_words
 
 
 def unpack_mask(bits: torch.Tensor, size: int) -> torch.Tensor:
@@ -111,24 +118,29 @@ def unpack_mask(bits: torch.Tensor, size: int) -> torch.Tensor:
     return flat if len(flat) == size else torch.nn.functional.pad(flat, (0, size - len(flat)))
 
 
-def draw(rows: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-    """Samples `rows [n, vocab_size]` by Gumbel-max after temperature, top_k, top_p and min_p: ids [n]."""
-    device = rows.device
-    params = [r.params for r in requests]
-    rows = rows / torch.tensor([p.temperature for p in params], device=device)[:, None]
-    seeds = torch.tensor([r.seed for r in requests], device=device)
-    positions = torch.tensor([r.num_known - 1 for r in requests], device=device)
-    for i, p in enumerate(params):
-        if 0 < p.top_k < rows.shape[1]:
-            keep_top_k(rows[i], p.top_k)
-        if p.top_p < 1.0:
-            keep_top_p(rows[i], p.top_p)
-    min_p = torch.tensor([p.min_p for p in params], device=device)
-    if bool((min_p > 0).any()):
-        floor = rows.max(dim=-1, keepdim=True).values + min_p.log()[:, None]  # log 0 = -inf keeps everything
-        rows = rows.masked_fill(rows < floor, float("-inf"))
-    ids = torch.arange(rows.shape[1], device=device)
-    return (rows + gumbel(seeds, positions, ids)).argmax(dim=-1)
+def draw(scores: torch.Tensor, batch: SamplingBatch, rows: Sequence[int]) -> torch.Tensor:
+    """Samples by Gumbel-max after temperature, top_k, top_p and min_p: ids [n].
+
+    Args:
+        scores: [n, vocab_size], of these rows of `batch`.
+    """
+    device = scores.device
+    scores = scores / torch.from_numpy(batch.temperature[rows]).to(device)[:, None]
+    top_k, top_p, least = batch.top_k[rows], batch.top_p[rows], batch.min_p[rows]
+    for i in np.flatnonzero((top_k > 0) & (top_k < scores.shape[1])).tolist():
+        keep_top_k(scores[i], int(top_k[i]))
+    for i in np.flatnonzero(top_p < 1.0).tolist():
+        keep_top_p(scores[i], float(top_p[i]))
+    if (least > 0).any():
+        # log 0 = -inf keeps everything
+        floor = scores.max(dim=-1, keepdim=True).values + torch.from_numpy(least).to(device).log()[:, None]
+        scores = scores.masked_fill(scores < floor, float("-inf"))
+    ids = torch.arange(scores.shape[1], device=device)
+    seeds, positions = (
+        torch.from_numpy(batch.seeds[rows]).to(device),
+        torch.from_numpy(batch.positions[rows]).to(device),
+    )
+    return (scores + gumbel(seeds, positions, ids)).argmax(dim=-1)
 
 
 def keep_top_k(row: torch.Tensor, k: int) -> None:

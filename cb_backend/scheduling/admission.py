@@ -28,6 +28,22 @@ from .reserve import Member, Reserve, most_blocks
 _ASK_AGAIN = 8  # rounds after which the same question about the same running set is calculated again
 
 
+class AdmissionPolicy(Protocol):
+    """What the scheduler asks before a request takes memory."""
+
+    def begin(self, running: Sequence[Request]) -> None:
+        """Starts a round of questions about this running set."""
+
+    def admits(self, candidate: Request, new_blocks: int, shared_blocks: int) -> bool:
+        """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
+
+    def add(self, candidate: Request, new_blocks: int) -> None:
+        """`candidate` joined: later questions of this round count it."""
+
+    def finished(self, request: Request) -> None:
+        """`request` ended: its length is an observation."""
+
+
 class PoolUse(Protocol):
     """What admission reads of the block pool (kv/blocks.py)."""
 
@@ -66,7 +82,7 @@ class _Refused:
 
 
 class Admission:
-    """Implements `AdmissionPolicy` (scheduling/scheduler.py). Without `pool`, running requests share nothing."""
+    """The `AdmissionPolicy` that is served with. Without `pool`, running requests share nothing."""
 
     def __init__(
         self,

@@ -15,37 +15,15 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Protocol
 
 from ..kv.blocks import BlockPool, HostPool
-from ..request import (
-    Assignment,
-    FinishReason,
-    Logprob,
-    Request,
-    Status,
-    StepPlan,
-    StepResult,
-)
-from .draft import Draft, End, Outcome, delta_of, end_after
+from ..request import FinishReason, Request, Status
+from .admission import AdmissionPolicy
+from .draft import Draft, End, Logprobs, Outcome, book_prompt_logprobs, delta_of, end_after
+from .memory import Memory
+from .plan import StepPlan, StepResult
 from .preemption import Preemption, Victim
 from .waiting import Deadlines, WaitingQueue
-
-
-class AdmissionPolicy(Protocol):
-    """What the scheduler asks before somebody takes memory (scheduling/admission.py)."""
-
-    def begin(self, running: Sequence[Request]) -> None:
-        """Starts a round of questions about this running set."""
-
-    def admits(self, candidate: Request, new_blocks: int, shared_blocks: int) -> bool:
-        """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
-
-    def add(self, candidate: Request, new_blocks: int) -> None:
-        """`candidate` joined: later questions of this round count it."""
-
-    def finished(self, request: Request) -> None:
-        """`request` ended: its length is an observation."""
 
 
 class Scheduler:
@@ -66,11 +44,11 @@ class Scheduler:
         self.budget = max_num_batched_tokens
         # Every running request may be a decode, and every decode gets its token in every step.
         self.max_running = min(max_num_seqs, max_num_batched_tokens)
+        self.memory = Memory(pool, host, self.max_running)
         self.running: list[Request] = []  # in rank order
         self.requests: dict[int, Request] = {}  # every unfinished one by its seq_id
         self.waiting = WaitingQueue()
         self._deadlines = Deadlines()
-        self.num_swapped = 0
         self.step = 0
         self.counters: Counter[str] = Counter()
 
@@ -96,6 +74,10 @@ class Scheduler:
         return len(self.waiting)
 
     @property
+    def num_swapped(self) -> int:
+        return self.memory.num_swapped
+
+    @property
     def has_work(self) -> bool:
         return bool(self.requests)
 
@@ -105,47 +87,45 @@ class Scheduler:
         """The next step. Empty (false) where nothing can run, which only happens when nothing is unfinished."""
         draft = Draft()
         self._make_room_for_better(draft)
-        self._make_room_for_decodes(draft)
-        budget = self.budget
-        for request in self.running:
-            if request.num_missing == 1 and self._may_advance(request):
-                if self._needs_block(request):
-                    request.blocks += self.pool.allocate(1)
-                self._assign(request, 1, draft)
-                budget -= 1
+        decodes = self._make_room_for_decodes(draft)
+        budget = self.budget - len(decodes)
+        for request in decodes:
+            if self.memory.needs_block(request):
+                self.memory.grow(request, draft)
+            self._assign(request, 1, draft)
         for request in self.running:
             if budget > 0 and request.num_missing > 1:
                 budget -= self._assign(request, min(budget, request.num_missing), draft)
         self._admit(budget, draft)
         self.step += 1
-        return draft.freeze(self.step)
+        return draft.freeze(self.step, self.memory.settings)
 
     def _may_advance(self, request: Request) -> bool:
         """False while its next token is on the device, if that is its last or must be seen on the host first."""
         return not request.num_in_flight or (request.num_output < request.max_tokens and not request.needs_host_tokens)
 
-    def _needs_block(self, request: Request) -> bool:
-        """Its next token begins a block. Only full blocks are shared, so nobody else writes to the one it is in."""
-        return self.pool.blocks_for(request.num_known) > len(request.blocks)
-
     def _assign(self, request: Request, num_tokens: int, draft: Draft) -> int:
         """Gives `request` its next tokens; planning advances `num_computed`, so the next plan may be made at once."""
         start = request.num_computed
-        completes = start + num_tokens == request.num_known
+        end = start + num_tokens
+        completes = end == request.num_known
         samples = completes and request.max_tokens > 0
-        draft.assignments.append(Assignment(request, start, num_tokens, samples))
-        recomputed = max(0, min(request.computed_high, start + num_tokens) - start)
-        self.counters["recomputed_tokens"] += recomputed
-        request.timings.recomputed_tokens += recomputed
+        draft.assign(request, start, num_tokens, samples)
+        if start < request.computed_high:
+            recomputed = min(request.computed_high, end) - start
+            self.counters["recomputed_tokens"] += recomputed
+            request.timings.recomputed_tokens += recomputed
         self.counters["computed_tokens"] += num_tokens
-        request.num_computed += num_tokens
-        request.computed_high = max(request.computed_high, request.num_computed)
-        shared = len(request.token_ids) if self.pool.enable_prefix_caching else request.prompt_len
-        known_ids = min(request.num_computed, shared)
-        self.pool.index(request.token_ids, request.blocks, request.block_nodes, known_ids, request.salt)
+        request.num_computed = end
+        request.computed_high = max(request.computed_high, end)
+        if end // self.pool.block_size > len(request.block_nodes):
+            shared = len(request.token_ids) if self.pool.enable_prefix_caching else request.prompt_len
+            nodes, known = request.block_nodes, min(end, shared)
+            draft.indexed += self.pool.index(request.token_ids, request.blocks, nodes, known, request.salt)
         if samples:
-            draft.samplers.append(request)
             request.num_in_flight += 1
+        elif completes:
+            draft.completed.append(request.seq_id)
         return num_tokens
 
     # -- capacity: admit and resume ---------------------------------------------------------------------------------
@@ -162,43 +142,23 @@ class Scheduler:
             if not self._take_memory(head, draft):
                 return
             self.waiting.pop()
-            (draft.resumed if head.preempted else draft.admitted).append(head)
-            head.preempted = False
+            (draft.resumed if head.preempted else draft.admitted).append(head.seq_id)
+            if head.preempted:
+                head.preempted = head.progressed = False  # a token that was in flight when it lost its memory is none
             insort(self.running, head, key=_rank)
             if head.num_missing:
                 budget -= self._assign(head, min(budget, head.num_missing), draft)
 
     def _take_memory(self, head: Request, draft: Draft) -> bool:
-        """Takes blocks for all known tokens of `head`, if they fit and admission agrees."""
-        total = self.pool.blocks_for(head.num_known)
-        cached: list[int] = []
-        nodes: list[int] = []
-        if head.status is Status.WAITING:
-            # The last token is always computed: somebody has to produce its logits.
-            limit = 0 if head.scores_prompt else head.num_known - 1
-            cached, nodes = self.pool.lookup(head.token_ids, head.salt, limit)
-        new = total - len(cached)
-        revived = sum(1 for block in cached if self.pool.refs(block) == 0)
-        if new + revived > self.pool.available - self._growth_until_progress(head, new):
+        """Takes a slot, and blocks for all known tokens of `head`, if they fit and admission agrees."""
+        found = self.memory.find(head)
+        taken = found.new + found.revived
+        if taken > self.pool.available - self._growth_until_progress(head, found.new):
             return False
-        if self.running and not self.admission.admits(head, new + revived, len(cached) - revived):
+        if self.running and not self.admission.admits(head, taken, len(found.cached) - found.revived):
             return False
-        self.admission.add(head, new + revived)
-        self.pool.share(cached)
-        head.blocks = cached + self.pool.allocate(new)
-        if head.status is Status.SWAPPED:
-            draft.swap_in += zip(head.host_blocks, head.blocks, strict=False)
-            self.host.release(head.host_blocks)
-            head.host_blocks = []
-            self.num_swapped -= 1
-        else:
-            head.block_nodes = nodes
-            head.num_computed = len(cached) * self.pool.block_size
-            head.computed_high = max(head.computed_high, head.num_computed)
-            if not head.preempted and head.index == 0:  # what other choices find was computed for the first one
-                head.num_cached = head.num_computed
-                self.pool.count_query(head.prompt_len, head.num_cached)
-        head.status = Status.RUNNING
+        self.admission.add(head, taken)
+        self.memory.take(head, found, draft)
         return True
 
     def _growth_until_progress(self, head: Request, new_blocks: int) -> int:
@@ -217,13 +177,10 @@ class Scheduler:
 
     # -- capacity: preempt ------------------------------------------------------------------------------------------
 
-    def _make_room_for_decodes(self, draft: Draft) -> None:
-        """Preempts until every decode can have the block it needs. The first in rank is never preempted."""
-        needs = {
-            request
-            for request in self.running
-            if request.num_missing == 1 and self._may_advance(request) and self._needs_block(request)
-        }
+    def _make_room_for_decodes(self, draft: Draft) -> list[Request]:
+        """Those that decode in this step. Preempts until each can have the block it needs; never the first in rank."""
+        decodes = [r for r in self.running if r.num_missing == 1 and self._may_advance(r)]
+        needs = {request for request in decodes if self.memory.needs_block(request)}
         while len(needs) > self.pool.available:
             victim = self.preemption.choose(self.running[1:])
             if victim is None:
@@ -232,6 +189,7 @@ class Scheduler:
                 )
             needs.discard(victim.request)
             self._preempt(victim, draft)
+        return decodes if not draft.preempted else [r for r in decodes if r.status is Status.RUNNING]
 
     def _make_room_for_better(self, draft: Draft) -> None:
         """A waiting request of better priority preempts running ones when it cannot get in otherwise."""
@@ -263,115 +221,114 @@ class Scheduler:
     def _preempt(self, victim: Victim, draft: Draft) -> None:
         request = victim.request
         self.running.remove(request)
-        used = request.blocks[: self.pool.blocks_for(request.num_computed)]
-        if victim.mode == "swap":
-            request.host_blocks = self.host.allocate(len(used))
-            draft.swap_out += zip(used, request.host_blocks, strict=True)
-            request.status = Status.SWAPPED
-            self.num_swapped += 1
-            self.counters["swapped_blocks"] += len(used)
-            request.timings.swapped_blocks += len(used)
-        else:
-            self._forget_computed(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
-        request.preempted = True
-        request.progressed = False
-        request.timings.preemptions += 1
+        swapped = self.memory.preempt(request, victim.mode, draft)
+        self.counters["swapped_blocks"] += swapped
         self.counters[f"preemptions_{victim.mode}"] += 1
-        draft.preempted.append((request, victim.mode))
+        request.timings.swapped_blocks += swapped
+        request.timings.preemptions += 1
+        request.preempted = True
+        draft.preempted.append((request.seq_id, victim.mode))
         self.waiting.push(request)
-
-    def _forget_computed(self, request: Request) -> None:
-        """Its K/V are gone: everything known is to be computed again."""
-        request.status = Status.WAITING
-        request.num_computed = 0
-        request.block_nodes = []
-        request.prompt_logprobs = []
 
     # -- settling ---------------------------------------------------------------------------------------------------
 
     def settle(self, plan: StepPlan, result: StepResult, now: float) -> list[Outcome]:
-        """Books a step that the device has done: one delta per request that has something to say."""
+        """Books a step that the device has done: one delta per request that has something to say. One that lost its
+        memory since the step was planned gets its tokens all the same; one that ended does not."""
         outcomes: list[Outcome] = []
-        if result.prompt_logprobs:
-            self._book_prompt_logprobs(plan, result)
-        for i, request in enumerate(plan.samplers):
-            request.num_in_flight -= 1
-            if request.status is Status.FINISHED:
+        requests = self.requests
+        for seq_id in (*plan.admitted, *plan.resumed):
+            request = requests.get(seq_id)
+            if request is not None and request.timings.admitted is None:
+                request.timings.admitted = now
+        book_prompt_logprobs(plan, result, requests)
+        errors = {**result.errors, **plan.errors}
+        if errors:
+            self.pool.forget(plan.indexed)  # some are of a request that may have ended since
+        for row, seq_id in enumerate(plan.sampled):
+            request = requests.get(seq_id)
+            if request is None:
                 continue  # ended while its token was on the device
-            if i in result.errors:
-                self.pool.forget(request.blocks)
-                outcomes.append(self._finish(request, End(FinishReason.ERROR, error=result.errors[i])))
+            request.num_in_flight -= 1
+            if row in errors:
+                self.memory.distrust(request)
+                outcomes.append(self._finish(request, End(FinishReason.ERROR, error=errors[row])))
                 continue
-            outcomes.append(
-                self._append(request, result.token_ids[i], result.logprobs[i] if result.logprobs else None, now)
-            )
-        for item in plan.assignments:
-            request = item.request
-            if request.max_tokens == 0 and request.status is Status.RUNNING and request.num_missing == 0:
+            logprobs = result.logprobs[row] if result.logprobs else None
+            outcomes.append(self._append(request, result.token_ids[row], logprobs, now))
+        for seq_id in plan.completed:
+            request = requests.get(seq_id)
+            # Where it was preempted, its prompt is computed again.
+            if request is not None and request.status is Status.RUNNING and request.num_missing == 0:
                 outcomes.append(self._finish(request, End(FinishReason.LENGTH)))
         return outcomes
 
-    def _book_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
-        """Appends what is new. A request preempted while the step ran has begun anew: its values come again."""
-        for item in plan.assignments:
-            values = result.prompt_logprobs.get(item.request.request_id, ())
-            known = item.request.prompt_logprobs
-            if item.request.status is not Status.FINISHED and item.start <= len(known):
-                known.extend(values[len(known) - item.start :])
-
     def fail(self, plan: StepPlan, error: str) -> list[Outcome]:
-        """The step raised on the device: all its requests end, and nothing it wrote is ever hit again."""
-        outcomes: list[Outcome] = []
-        for request in plan.samplers:
-            request.num_in_flight -= 1
-        for request, mode in plan.preempted:
-            if mode == "swap" and request.status is Status.SWAPPED:  # its copy to the host may not have happened
-                self.host.release(request.host_blocks)
-                request.host_blocks = []
-                self.num_swapped -= 1
-                self._forget_computed(request)
-        for item in plan.assignments:
-            if item.request.status is not Status.FINISHED:
-                self.pool.forget(item.request.blocks)
-        for item in plan.assignments:
-            if item.request.status is not Status.FINISHED:
-                outcomes.append(self._finish(item.request, End(FinishReason.ERROR, error=error)))
-        return outcomes
+        """The step raised on the device: all its requests end, and nothing it wrote is ever hit again.
 
-    def _append(self, request: Request, token_id: int, logprob: Logprob | None, now: float) -> Outcome:
-        request.token_ids.append(token_id)
+        So do those that were planned meanwhile on top of what it should have written.
+        """
+        for seq_id in plan.sampled:
+            request = self.requests.get(seq_id)
+            if request is not None:
+                request.num_in_flight -= 1
+        for seq_id, mode in plan.preempted:
+            request = self.requests.get(seq_id)
+            if request is not None and mode == "swap" and request.status is Status.SWAPPED:
+                self.memory.forget_computed(request)  # its copy to the host may not have happened
+        unwritten = set(plan.indexed)
+        self.pool.forget(unwritten)
+        ending = [request for seq_id in plan.seq_ids if (request := self.requests.get(seq_id)) is not None]
+        if unwritten:
+            ended = set(ending)
+            ending += [r for r in self.running if r not in ended and not unwritten.isdisjoint(r.blocks)]
+        for request in ending:
+            self.memory.distrust(request)
+        return [self._finish(request, End(FinishReason.ERROR, error=error)) for request in ending]
+
+    def take_back(self, seq_id: int, num_tokens: int) -> None:
+        """The last computed tokens of a running sequence were guesses, and rejected: they do not count.
+
+        Raises:
+            ValueError: it does not run, or has not computed as many.
+        """
+        if seq_id not in self.requests:
+            raise ValueError(f"sequence {seq_id} is not unfinished")
+        self.memory.take_back(self.requests[seq_id], num_tokens)
+
+    def _append(self, request: Request, token_ids: Sequence[int], logprobs: Logprobs | None, now: float) -> Outcome:
+        """Books its new tokens, as far as the first that ends it."""
         request.progressed = True
         if request.timings.first_token is None:
             request.timings.first_token = now
-        if request.constraint is not None:
-            request.constraint.accept(token_id)
-        self.counters["generated_tokens"] += 1
-        end = end_after(request, token_id)
+        end = None
+        count = 0
+        while end is None and count < len(token_ids):
+            request.token_ids.append(token_ids[count])
+            end = end_after(request, token_ids[count])
+            count += 1
+        self.counters["generated_tokens"] += count
+        told = tuple(token_ids[:count])
+        scores = None if logprobs is None else logprobs[:count]
         if end is None:
-            return request, delta_of(request, (token_id,), logprob)
+            return request, delta_of(request, told, scores)
         request.timings.finished = now
-        return self._finish(request, end, (token_id,), logprob)
+        return self._finish(request, end, told, scores)
 
     def _finish(
-        self, request: Request, end: End, token_ids: tuple[int, ...] = (), logprob: Logprob | None = None
+        self, request: Request, end: End, token_ids: tuple[int, ...] = (), logprobs: Logprobs | None = None
     ) -> Outcome:
         """Frees everything that `request` holds and takes it out of every map."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            self.pool.release(request.blocks)
-        elif request.status is Status.SWAPPED:
-            self.host.release(request.host_blocks)
-            self.num_swapped -= 1
+        self.memory.release(request)
         self.waiting.leave(request)
-        request.blocks, request.host_blocks, request.block_nodes = [], [], []
         request.status = Status.FINISHED
         request.finish_reason = end.reason
         self.requests.pop(request.seq_id, None)
         self.counters[f"finished_{end.reason.value}"] += 1
         self.admission.finished(request)
-        return request, delta_of(request, token_ids, logprob, end)
+        return request, delta_of(request, token_ids, logprobs, end)
 
     def check(self) -> None:
         """Verifies the invariants that hold between steps.
@@ -379,7 +336,7 @@ class Scheduler:
         Raises:
             RuntimeError: memory leaked, or a map holds something that ended.
         """
-        self.pool.check(r.blocks for r in self.running)
+        self.memory.check(self.running)
         if any(r.num_computed > r.num_known for r in self.running):
             raise RuntimeError("a request has more computed than known tokens")
         if not self.requests and (self.running or self.host.num_used or len(self.waiting)):

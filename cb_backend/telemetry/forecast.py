@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..request import FinishReason, Request, StepPlan, TokenDelta
+from ..request import FinishReason, Request, TokenDelta
 from ..scheduling.lengths import SCALE, LengthCurves
+from ..scheduling.plan import StepPlan
 
 _COUNTS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -26,22 +27,26 @@ class ForecastError:
     def __init__(self, curves: LengthCurves, sink: Callable[[str, float], None]) -> None:
         self._curves = curves
         self._sink = sink
-        self._expected: dict[Request, float] = {}  # 0: not admitted yet
+        self._waiting: dict[int, Request] = {}  # by seq_id, until admitted
+        self._expected: dict[int, float] = {}  # by seq_id
 
     def on_added(self, request: Request) -> None:
-        self._expected[request] = 0.0
+        if request.max_tokens > 0:
+            self._waiting[request.seq_id] = request
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         by_class: dict[str, list[Request]] = {}
-        for request in plan.admitted:
-            if request in self._expected and request.max_tokens > 0:
+        for seq_id in plan.admitted:
+            request = self._waiting.pop(seq_id, None)
+            if request is not None:
                 by_class.setdefault(request.request_class, []).append(request)
         for request_class, requests in by_class.items():
             expected = expected_lengths(self._curves, request_class, [request.max_tokens for request in requests])
-            self._expected.update(zip(requests, expected, strict=True))
+            self._expected.update(zip([request.seq_id for request in requests], expected, strict=True))
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
-        expected = self._expected.pop(request, None)
+        self._waiting.pop(request.seq_id, None)
+        expected = self._expected.pop(request.seq_id, None)
         if expected and delta.finish_reason in _COUNTS:
             self._sink(request.request_class, request.num_settled / expected)
 

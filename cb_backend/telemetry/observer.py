@@ -6,9 +6,12 @@ inside a call: what another thread is to see, they copy out. One that raises is 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ..request import Request, StepPlan, TokenDelta
+from ..request import Request, TokenDelta
+
+if TYPE_CHECKING:
+    from ..scheduling.plan import StepPlan
 
 
 class Observer(Protocol):

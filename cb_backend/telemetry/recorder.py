@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..request import Request, StepPlan, TokenDelta
+import numpy as np
+
+from ..request import Request, TokenDelta
+from ..scheduling.plan import StepPlan
 from .recording import FORMAT
 
 GONE = -1
@@ -101,8 +104,7 @@ class Recorder:
         self._occupancy = occupancy
         self._epoch = time.time() - time.monotonic()
         self._steps: deque[_Step] = deque(maxlen=capacity)
-        self._open: dict[Request, _Row] = {}
-        self._numbers: dict[Request, int] = {}  # of the open rows
+        self._open: dict[int, _Row] = {}  # by seq_id
         self._closed: deque[_Row] = deque()  # in the order of their ends; kept while a kept step shows them
         self._num_rows = 0
         self._last_step = 0
@@ -124,20 +126,26 @@ class Recorder:
         )
         self._num_rows += 1
         with self._lock:
-            self._open[request] = row
-        self._numbers[request] = row.number
+            self._open[request.seq_id] = row
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         # With overlap a request may end while a step with it is on the device: it has no number any more.
-        number_of, occupancy = self._numbers.get, self._occupancy()
+        rows, occupancy = self._open, self._occupancy()
+
+        def number_of(seq_id: int) -> int:
+            row = rows.get(seq_id)
+            return GONE if row is None else row.number
+
+        numbers = [number_of(seq_id) for seq_id in plan.seq_ids]
+        items = array("i", np.stack([numbers, plan.starts, plan.lengths], axis=1).astype(np.int32).tobytes())
         step = _Step(
             plan.step,
             started,
             ended,
-            array("i", [n for a in plan.assignments for n in (number_of(a.request, GONE), a.start, a.num_tokens)]),
-            tuple([number_of(request, GONE) for request in plan.admitted]),
-            tuple([number_of(request, GONE) for request in plan.resumed]),
-            tuple([(number_of(request, GONE), mode, _why(request, plan)) for request, mode in plan.preempted]),
+            items,
+            tuple([number_of(seq_id) for seq_id in plan.admitted]),
+            tuple([number_of(seq_id) for seq_id in plan.resumed]),
+            tuple([(number_of(seq_id), mode, self._why(seq_id, plan)) for seq_id, mode in plan.preempted]),
             occupancy.kv_blocks_used,
             occupancy.kv_blocks_cached,
             occupancy.waiting,
@@ -153,10 +161,9 @@ class Recorder:
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
         with self._lock:
-            row = self._open.pop(request, None)
+            row = self._open.pop(request.seq_id, None)
             if row is None:
                 return
-            del self._numbers[request]
             row.until = self._last_step
             row.finished = request.timings.finished or time.monotonic()
             row.reason = delta.finish_reason.value if delta.finish_reason else None
@@ -164,6 +171,13 @@ class Recorder:
             # Requests that end without a step (refused by a dead device, aborted in the queue) must not pile up.
             while len(self._closed) > 16 * self.capacity:
                 self._closed.popleft()
+
+    def _why(self, victim: int, plan: StepPlan) -> str:
+        """What a request was preempted for: one of a better priority that came in its step, or memory."""
+        row = self._open.get(victim)
+        came = [self._open.get(seq_id) for seq_id in (*plan.admitted, *plan.resumed)]
+        better = row is not None and any(other is not None and other.priority < row.priority for other in came)
+        return "priority" if better else "memory"
 
     # -- any thread -------------------------------------------------------------------------------------------------
 
@@ -195,11 +209,6 @@ class Recorder:
     def save(self, path: Path) -> None:
         """Writes the recording to a file that this module's command and the timeline page read."""
         path.write_text(json.dumps(self.snapshot()), encoding="utf-8")
-
-
-def _why(victim: Request, plan: StepPlan) -> str:
-    came = (*plan.admitted, *plan.resumed)
-    return "priority" if any(request.priority < victim.priority for request in came) else "memory"
 
 
 def _row(row: _Row, epoch: float) -> dict[str, Any]:

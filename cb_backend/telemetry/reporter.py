@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..request import Request, StepPlan, TokenDelta
+from ..request import Request, TokenDelta
+from ..scheduling.plan import StepPlan
 from .logs import log_request
 from .metrics import Metrics, StepNumbers
 from .summary import RequestSummary
@@ -44,6 +45,7 @@ class Reporter:
         self._metrics = metrics
         self._decode = decode
         self._steps: deque[StepNumbers] = deque(maxlen=_LONGEST)
+        self._waiting: dict[int, str] = {}  # class of each request that was not admitted yet, by seq_id
         self._ends: deque[RequestSummary] = deque(maxlen=_LONGEST)
         self._events: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque(maxlen=_LONGEST)
         self._woken = threading.Event()
@@ -64,14 +66,17 @@ class Reporter:
     # -- engine thread and event loop -------------------------------------------------------------------------------
 
     def on_added(self, request: Request) -> None:
+        if self._metrics is not None and request.index == 0:  # its other choices follow it
+            self._waiting[request.seq_id] = request.request_class
         self._wake()
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         if self._metrics is not None:
-            admitted = tuple([request.request_class for request in plan.admitted if request.index == 0])
-            self._steps.append(StepNumbers(ended - started, len(plan.assignments), plan.num_tokens, admitted, error))
+            admitted = tuple([self._waiting.pop(seq_id) for seq_id in plan.admitted if seq_id in self._waiting])
+            self._steps.append(StepNumbers(ended - started, len(plan.seq_ids), plan.num_tokens, admitted, error))
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
+        self._waiting.pop(request.seq_id, None)
         self._wake()
 
     def summary(self, summary: RequestSummary) -> None:

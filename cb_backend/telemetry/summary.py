@@ -8,12 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
-from ..request import FinishReason, Request, StepPlan, TokenDelta
+from ..request import FinishReason, Request, TokenDelta
 from .context import caller_of
 from .latency import Latency
+
+if TYPE_CHECKING:
+    from ..scheduling.plan import StepPlan
 
 # From the mildest to the one that matters most: what a request with several choices is said to have ended by.
 _GRAVITY = (
@@ -92,9 +96,9 @@ class Summaries:
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         """Of a failed step the operator's line has the exception, which clients are not told."""
         if error is not None:
-            for item in plan.assignments:
-                entry = self._open.get(item.request.request_id)
-                if entry is not None:
+            failed = set(plan.seq_ids)
+            for entry in self._open.values():
+                if any(request.seq_id in failed for request in entry.requests):
                     entry.error = error
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
-from ..request import FinishReason, Request, StepPlan, TokenDelta
+from ..request import FinishReason, Request, TokenDelta
+from ..scheduling.plan import StepPlan
 from . import semconv
 from .context import Caller, caller_of
 from .latency import Latency
@@ -81,8 +82,8 @@ class Tracing:
         self._bytes_per_block = bytes_per_block
         self._decode = decode
         self._roots: dict[str, _Root] = {}
-        self._lives: dict[Request, _Life] = {}
-        self._filling: dict[Request, _Life] = {}  # in prefill or resumed: the only ones whose chunks matter
+        self._lives: dict[int, _Life] = {}  # by seq_id
+        self._filling: dict[int, _Life] = {}  # in prefill or resumed: the only ones whose chunks matter
 
     # -- observer ---------------------------------------------------------------------------------------------------
 
@@ -95,14 +96,14 @@ class Tracing:
             self._roots[request.request_id] = root
         life = _Life(root, request, QUEUED, request.timings.enqueued or request.timings.arrival, request.prompt_len)
         root.open.append(life)
-        self._lives[request] = life
+        self._lives[request.seq_id] = life
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
         if not self._lives:
             return
-        for request, mode in plan.preempted:
-            if life := self._lives.get(request):
-                swapped = request.timings.swapped_blocks - life.swapped_blocks
+        for seq_id, mode in plan.preempted:
+            if life := self._lives.get(seq_id):
+                swapped = life.request.timings.swapped_blocks - life.swapped_blocks
                 life.swapped_blocks += swapped
                 self._enter(life, PREEMPTED, started)
                 life.attributes = {
@@ -111,23 +112,23 @@ class Tracing:
                     semconv.BYTES: swapped * self._bytes_per_block,
                     semconv.STEP: plan.step,
                 }
-        for request in plan.admitted:
-            if life := self._lives.get(request):
+        for seq_id in plan.admitted:
+            if life := self._lives.get(seq_id):
                 self._enter(life, PREFILL, started)
-                life.attributes = {semconv.CACHED_TOKENS: request.num_cached, semconv.STEP: plan.step}
-        for request in plan.resumed:
-            if life := self._lives.get(request):
+                life.attributes = {semconv.CACHED_TOKENS: life.request.num_cached, semconv.STEP: plan.step}
+        for seq_id in plan.resumed:
+            if life := self._lives.get(seq_id):
                 self._enter(life, RESUMED, started)
                 life.attributes = {semconv.STEP: plan.step}
         if self._filling:
             self._book_chunks(plan, started, ended, failed=error is not None)
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
-        life = self._lives.pop(request, None)
+        life = self._lives.pop(request.seq_id, None)
         if life is None:
             return
         self._end_phase(life, request.timings.finished or time.monotonic())
-        self._filling.pop(request, None)
+        self._filling.pop(request.seq_id, None)
         root = life.root
         root.open.remove(life)
         root.ended.append((request, delta))
@@ -229,7 +230,7 @@ class Tracing:
     def _book_chunks(self, plan: StepPlan, started: float, ended: float, *, failed: bool) -> None:
         completed = []
         for item in plan.assignments:
-            life = self._filling.get(item.request)
+            life = self._filling.get(item.seq_id)
             if life is None:
                 continue
             chunk = {semconv.TOKENS: item.num_tokens, semconv.TOKENS_START: item.start, semconv.STEP: plan.step}
@@ -246,9 +247,9 @@ class Tracing:
         self._end_phase(life, at)
         life.phase, life.since, life.tokens = phase, at, len(life.request.token_ids)
         if phase in (PREFILL, RESUMED):
-            self._filling[life.request] = life
+            self._filling[life.request.seq_id] = life
         else:
-            self._filling.pop(life.request, None)
+            self._filling.pop(life.request.seq_id, None)
 
     def _end_phase(self, life: _Life, at: float) -> None:
         if life.phase is None or (life.phase == DECODE and at <= life.since):  # its first token was its last

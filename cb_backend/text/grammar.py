@@ -21,7 +21,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from importlib.util import find_spec
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import RequestError, first_line
 from ..params import check_texts
@@ -50,9 +51,9 @@ class GrammarConstraint:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
-    def allowed(self) -> torch.Tensor:
+    def allowed(self) -> npt.NDArray[np.int32]:
         """int32 words, one bit per token id, lowest bit first."""
-        return torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.int32)
+        return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
 
     def accept(self, token_id: int) -> None:
         self._matcher.consume_token(token_id)

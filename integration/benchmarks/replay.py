@@ -25,11 +25,12 @@ import numpy as np
 from cb_backend.config import AdmissionConfig
 from cb_backend.kv.blocks import BlockPool, HostPool
 from cb_backend.params import SamplingParams
-from cb_backend.request import Request, StepPlan, StepResult, Timings
-from cb_backend.scheduling.admission import Admission
+from cb_backend.request import Request, Timings
+from cb_backend.scheduling.admission import Admission, AdmissionPolicy
 from cb_backend.scheduling.lengths import LengthCurves
+from cb_backend.scheduling.plan import StepPlan, StepResult
 from cb_backend.scheduling.preemption import CostModel, Preemption
-from cb_backend.scheduling.scheduler import AdmissionPolicy, Scheduler
+from cb_backend.scheduling.scheduler import Scheduler
 
 from .past_future import PastFuture
 from .workloads import WORKLOADS, Arrival, requests
@@ -62,7 +63,8 @@ class Judged:
         self._policy = policy
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self.outputs: dict[str, int] = {}
+        self.outputs: dict[str, int] = {}  # tokens of each request's output
+        self.ends: dict[int, int] = {}  # position of its last token, by seq_id
         self.overflows: list[bool] = []  # per admission
         self.shortages: list[bool] = []
         self._set: list[tuple[int, int]] = []  # (known tokens, tokens to come)
@@ -113,8 +115,10 @@ def replay(
     started = time.perf_counter()
     while True:
         for number, arrival in islice(coming, max(0, QUEUE - scheduler.num_waiting)):
+            request = _request(number, arrival)
             judged.outputs[str(number)] = arrival.output
-            scheduler.add(_request(number, arrival))
+            judged.ends[request.seq_id] = arrival.prompt + arrival.output - 1
+            scheduler.add(request)
         if not scheduler.has_work:
             break
         plan = scheduler.plan()
@@ -165,7 +169,8 @@ def _request(number: int, arrival: Arrival) -> Request:
 
 
 def _answer(plan: StepPlan, judged: Judged) -> StepResult:
-    return StepResult([END if judged.outputs[r.request_id] == r.num_settled + 1 else OTHER for r in plan.samplers])
+    rows = zip(plan.sampled, plan.sampling.positions.tolist(), strict=True)
+    return StepResult([(END if judged.ends[seq_id] == position else OTHER,) for seq_id, position in rows])
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 
 from cb_backend import Engine, EngineConfig
-from cb_backend.request import StepPlan
+from cb_backend.scheduling.plan import StepPlan
 
 from .offline import run
 from .plot import chart
@@ -58,7 +58,7 @@ class DecodeSteps:
         self.seconds: list[float] = []
 
     def on_step(self, plan: StepPlan, began: float, ended: float, error: str | None = None) -> None:
-        if len(plan.assignments) == self.sequences and all(item.num_tokens == 1 for item in plan.assignments):
+        if len(plan.seq_ids) == plan.num_tokens == self.sequences:
             self.seconds.append(ended - began)
 
     def on_added(self, request: object) -> None:

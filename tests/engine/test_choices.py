@@ -9,8 +9,9 @@ import pytest
 
 from cb_backend import Engine, EngineConfig, SamplingParams
 from cb_backend.engine.choices import Choices
-from cb_backend.request import FinishReason, StepResult
-from tests.scheduling.scripted import make_request, make_scheduler, step, table
+from cb_backend.request import FinishReason
+from cb_backend.scheduling.plan import StepResult
+from tests.scheduling.scripted import MADE, make_request, make_scheduler, step, table
 
 from .oracle import random_prompts
 
@@ -44,7 +45,7 @@ def test_followers_come_before_later_arrivals():
     choices.add(make_request("later", 6, 1))
     order = []
     while scheduler.has_work:
-        order += [(r.request_id, r.index) for r in step(scheduler, choices=choices)[0].admitted]
+        order += [(MADE[s].request_id, MADE[s].index) for s in step(scheduler, choices=choices)[0].admitted]
     assert order == [("r", 0), ("r", 1), ("r", 2), ("later", 0)]
 
 
@@ -108,7 +109,7 @@ def test_a_first_choice_whose_row_fails_ends_them_all():
     choices.add(make_request("r", 12, 9, n=3))
     choices.add(make_request("other", 5, 9))
     plan = scheduler.plan()
-    outcomes = choices.settled(scheduler.settle(plan, StepResult([5, 6], errors={0: "not a number"}), 0.0))
+    outcomes = choices.settled(scheduler.settle(plan, StepResult([(5,), (6,)], errors={0: "not a number"}), 0.0))
     ended = [(r.request_id, r.index, d.error) for r, d in outcomes if d.finish_reason]
     assert ended == [("r", i, "not a number") for i in range(3)]
     choices.check()

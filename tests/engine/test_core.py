@@ -10,9 +10,9 @@ import pytest
 
 from cb_backend.engine.core import AbortMessage, AddMessage, EngineCore
 from cb_backend.params import SamplingParams
-from cb_backend.request import FinishReason, StepResult
+from cb_backend.request import FinishReason
 from cb_backend.scheduling.preemption import CostModel
-from tests.scheduling.scripted import EOS, make_request, make_scheduler, token_of
+from tests.scheduling.scripted import EOS, answer, make_request, make_scheduler, token_of
 
 
 class ScriptedExecutor:
@@ -30,18 +30,16 @@ class ScriptedExecutor:
             self.gate.acquire()
         if error := self.fail_at.pop(self.steps, None):
             raise error
-        # The position of each token is fixed when the step is launched, as on a device that answers late.
-        tokens = [self.model(request, request.num_known - 1) for request in plan.samplers]
-        return Late(plan, tokens)
+        return Late(plan, answer(plan, self.model))
 
 
 class Late:
-    def __init__(self, plan, tokens) -> None:
+    def __init__(self, plan, answered) -> None:
         self.plan = plan
-        self.tokens = tokens
+        self.answered = answered
 
     def result(self):
-        return StepResult(self.tokens)
+        return self.answered
 
 
 class Reader:

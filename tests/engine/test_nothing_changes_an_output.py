@@ -87,10 +87,11 @@ def test_preemption_at_every_step(tiny_llama, alone, monkeypatch, mode, prefix_c
         return Victim(request, "swap" if how == "swap" and room else "recompute")
 
     def preempt_one(self, draft):
-        plan(self, draft)
+        decodes = plan(self, draft)
         victim = choose(self.preemption, self.running)
         if victim is not None:
             self._preempt(victim, draft)
+        return [request for request in decodes if victim is None or request is not victim.request]
 
     monkeypatch.setattr(Scheduler, "_make_room_for_decodes", preempt_one)
     monkeypatch.setattr(Preemption, "choose", choose)

@@ -6,8 +6,9 @@ import pytest
 
 from cb_backend import Engine, EngineConfig, SamplingParams
 from cb_backend.execution.executor import Executor
-from cb_backend.request import FinishReason, Logprob, StepResult
+from cb_backend.request import FinishReason, Logprob
 from cb_backend.scheduling.draft import Draft
+from cb_backend.scheduling.plan import ON_DEVICE, StepResult
 from cb_backend.scheduling.preemption import Victim
 from tests.scheduling.scripted import make_request, make_scheduler
 
@@ -43,7 +44,7 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     launch = Executor.launch
 
     def counting(self, plan):
-        seen.append(sum(a.start + a.num_tokens > len(a.request.token_ids) for a in plan.assignments))
+        seen.append(int((plan.token_ids == ON_DEVICE).sum()))
         return launch(self, plan)
 
     monkeypatch.setattr(Executor, "launch", counting)
@@ -155,33 +156,52 @@ async def test_a_deadline_in_flight_ends_with_what_was_generated(tiny_llama):
         assert idle(engine)
 
 
+def prompt_scored(plan):
+    """Every log-probability asked for, with the token's own number as its id; every sampled token is 5."""
+    values = {part.seq_id: [Logprob(token, 0.0) for token in part.targets] for part in plan.prompt_targets}
+    return StepResult([(5,)] * len(plan.sampled), prompt_logprobs=values)
+
+
 @pytest.mark.parametrize("computed", [1, 2], ids=["first chunk in flight", "second chunk in flight"])
 def test_a_prompt_preempted_in_flight_reports_each_of_its_tokens_once(computed):
     """Its chunk settles after its memory is gone, and is computed again, in chunks of another size."""
     scheduler = make_scheduler(budget=4)
-    (request,) = make_request("r", 11, 1, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
+    (request,) = make_request("r", range(11), 1, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
     scheduler.add(request)
-
-    def answered(plan):
-        values = {"r": [Logprob(p, 0.0) for a in plan.assignments for p in targets(a)]}
-        return StepResult([5] * len(plan.samplers), prompt_logprobs=values)
-
-    def targets(item):
-        return range(item.start + 1, min(item.start + item.num_tokens + 1, 11))
 
     for _ in range(computed - 1):
         plan = scheduler.plan()
-        scheduler.settle(plan, answered(plan), 0.0)
+        scheduler.settle(plan, prompt_scored(plan), 0.0)
     in_flight = scheduler.plan()
     scheduler._preempt(Victim(request, "recompute"), Draft())
-    scheduler.settle(in_flight, answered(in_flight), 0.0)
+    scheduler.settle(in_flight, prompt_scored(in_flight), 0.0)
     scheduler.budget = 6
     outcomes = []
     while scheduler.has_work:
         plan = scheduler.plan()
-        outcomes = scheduler.settle(plan, answered(plan), 0.0)
+        outcomes = scheduler.settle(plan, prompt_scored(plan), 0.0)
     ((_, delta),) = outcomes
     assert [p and p.token_id for p in delta.prompt_logprobs] == [None, *range(1, 11)]
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_a_preemption_while_the_first_token_is_in_flight_loses_no_log_probability_of_the_prompt(mode):
+    """Its last chunk settles after its memory is gone; the token that comes with it is the last time to tell."""
+    scheduler = make_scheduler(num_blocks=6, block_size=4, budget=16, host_blocks=8, mode=mode)
+    (request,) = make_request("r", range(20), 3, priority=1, params=SamplingParams(max_tokens=3, prompt_logprobs=0))
+    scheduler.add(request)
+    first = scheduler.plan()
+    scheduler.settle(first, prompt_scored(first), 0.0)
+    last = scheduler.plan()
+    scheduler.add(*make_request("better", 12, 2))
+    plans = [scheduler.plan()]
+    assert plans[0].preempted == ((request.seq_id, mode),)
+    told = scheduler.settle(last, prompt_scored(last), 0.0)
+    while plans or scheduler.has_work:
+        plan = plans.pop() if plans else scheduler.plan()
+        told += scheduler.settle(plan, prompt_scored(plan), 0.0)
+    scores = [d.prompt_logprobs for r, d in told if r is request and d.prompt_logprobs]
+    assert [[p and p.token_id for p in each] for each in scores] == [[None, *range(1, 20)]]
 
 
 def idle(engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +13,10 @@ from cb_backend.engine import build as assembly
 from cb_backend.errors import ModelError
 from cb_backend.execution.batch import build_batch
 from cb_backend.execution.graphs import DecodeGraphs, bucket_sizes
+from cb_backend.execution.probe import probe_sampling
+from cb_backend.execution.tables import BlockTables
 from cb_backend.kv.storage import KVGeometry, KVStorage
-from cb_backend.request import Assignment
+from cb_backend.scheduling.plan import StepPlan, TableDelta
 from tests.engine.oracle import random_prompts
 from tests.replaying import Replaying
 
@@ -31,27 +34,25 @@ def storage():
     return KVStorage(geometry, 10, 4, 0, torch.float32, torch.device("cpu"))
 
 
-def decode(blocks, start, request):
-    request.blocks = blocks
-    return Assignment(request, start, 1, True)
+def decodes(*sequences):
+    """(plan, block tables) of a step in which each sequence, given as (blocks, start), computes one token."""
+    tables = BlockTables()
+    tables.update(TableDelta(slot, 0, tuple(blocks)) for slot, (blocks, _start) in enumerate(sequences))
+    starts = np.array([start for _blocks, start in sequences])
+    ones = np.ones(len(starts), dtype=np.int64)
+    rows = (np.arange(len(starts)), starts, ones, ones.astype(np.bool_), starts, probe_sampling(len(starts)))
+    return StepPlan(1, tuple(range(len(starts))), *rows), tables.rows
 
 
-@pytest.fixture
-def requests():
-    from cb_backend.execution.probe import probe_request
-
-    return [probe_request(list(range(20))) for _ in range(3)]
-
-
-def test_padding_rows_see_no_key_and_write_to_the_trash_block(storage, requests):
-    batch = build_batch([decode([3, 7], 5, requests[0])], storage, torch.device("cpu"), padded=4)
+def test_padding_rows_see_no_key_and_write_to_the_trash_block(storage):
+    batch = build_batch(*decodes(([3, 7], 5)), storage, torch.device("cpu"), padded=4)
     assert batch.slots.tolist() == [7 * 4 + 1, 40, 40, 40]
     assert batch.seq_lens.tolist() == [6, 0, 0, 0]
     assert batch.cu_seqlens.tolist() == [0, 1, 2, 3, 4]
     assert batch.num_decodes == 4
 
 
-def test_a_replay_reads_the_buffers_that_were_captured_whatever_ran_before(storage, requests):
+def test_a_replay_reads_the_buffers_that_were_captured_whatever_ran_before(storage):
     """Every tensor has the same address in every step, and nothing of a larger step is left in a smaller one."""
     seen = []
 
@@ -65,12 +66,12 @@ def test_a_replay_reads_the_buffers_that_were_captured_whatever_ran_before(stora
     assert list(graphs.capture()) == [4, 1]
     (addresses, _), _ = seen
     seen.clear()
-    three = [decode([1, 2], 6, requests[0]), decode([3], 2, requests[1]), decode([4, 5, 6], 9, requests[2])]
+    three = [([1, 2], 6), ([3], 2), ([4, 5, 6], 9)]
     for step in (three, three[:2], three[1:]):
         size = graphs.size_for(len(step))
         assert size == 4
-        hidden = graphs.run(build_batch(step, storage, torch.device("cpu"), padded=size))
-        assert hidden[: len(step), 0].tolist() == [item.start for item in step]
+        hidden = graphs.run(build_batch(*decodes(*step), storage, torch.device("cpu"), padded=size))
+        assert hidden[: len(step), 0].tolist() == [start for _blocks, start in step]
     assert [ptrs for ptrs, _ in seen] == [addresses] * 3
     ids, positions, slots, tables, lens, firsts = seen[1][1]
     assert positions.tolist() == [6, 2, 0, 0]

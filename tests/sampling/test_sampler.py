@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -16,7 +19,9 @@ from transformers import (
 
 from cb_backend.params import SamplingParams
 from cb_backend.request import Request, Timings
-from cb_backend.sampling.host import adjust, draw, keep_top_k, keep_top_p, sample
+from cb_backend.sampling.batch import CONSTRAINT_FAILED, ROW_FAILED, SlotSettings, batch_of
+from cb_backend.sampling.host import adjust, draw, keep_top_k, keep_top_p
+from cb_backend.sampling.host import sample as sample_batch
 
 VOCAB = 200
 
@@ -43,9 +48,17 @@ def random_logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
 
 
 def adjusted(request: Request, row: torch.Tensor) -> torch.Tensor:
-    row = row.clone()
-    adjust(row, request)
-    return row
+    rows = row[None].clone()
+    assert adjust(rows, batch_of([request])) == {}
+    return rows[0]
+
+
+def sample(logits: torch.Tensor, requests: list[Request]):
+    return sample_batch(logits, batch_of(requests))
+
+
+def drawn_from(rows: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    return draw(rows, batch_of(requests), range(len(requests)))
 
 
 def test_repetition_penalty_is_that_of_transformers_over_prompt_and_output():
@@ -127,21 +140,21 @@ def test_filters_apply_in_the_documented_order():
     drawn = set()
     for seed in range(600):
         request = request_with(seed=seed, temperature=0.8, top_k=30, top_p=0.8, min_p=0.05)
-        drawn.add(int(draw(logits.clone(), [request])[0]))
+        drawn.add(int(drawn_from(logits.clone(), [request])[0]))
     assert drawn <= kept
     assert len(drawn) > 0.8 * len(kept)
 
 
 def test_min_p_drops_what_is_far_below_the_best():
     row = torch.tensor([[0.0, -1.0, -2.0, -3.0]])
-    drawn = {int(draw(row.clone(), [request_with(seed=s, min_p=0.2)])[0]) for s in range(300)}
+    drawn = {int(drawn_from(row.clone(), [request_with(seed=s, min_p=0.2)])[0]) for s in range(300)}
     assert drawn == {0, 1}  # exp(-2) < 0.2 <= exp(-1)
 
 
 def test_frequencies_follow_the_softmax():
     row = torch.tensor([2.0, 1.0, 0.0, -1.0])
     draws = 4000
-    ids = draw(row.expand(draws, -1).clone(), [request_with(seed=s) for s in range(draws)])
+    ids = drawn_from(row.expand(draws, -1).clone(), [request_with(seed=s) for s in range(draws)])
     share = torch.bincount(ids, minlength=4) / draws
     torch.testing.assert_close(share, row.softmax(0), rtol=0, atol=0.03)
 
@@ -150,7 +163,7 @@ def test_temperature_sharpens_and_flattens():
     row = torch.tensor([1.0, 0.0])
     for temperature in (0.3, 3.0):
         requests = [request_with(seed=s, temperature=temperature) for s in range(4000)]
-        share = float((draw(row.expand(4000, -1).clone(), requests) == 0).float().mean())
+        share = float((drawn_from(row.expand(4000, -1).clone(), requests) == 0).float().mean())
         assert abs(share - float((row / temperature).softmax(0)[0])) < 0.03
 
 
@@ -188,6 +201,42 @@ def test_one_rows_nan_stays_in_its_row(bad):
 def test_a_row_with_everything_banned_is_an_error_not_a_choice():
     logits = torch.full((1, VOCAB), float("-inf"))
     assert list(sample(logits, [request_with(temperature=1.0)]).errors) == [0]
+
+
+class Raises:
+    """A grammar that fails."""
+
+    finished, error = False, None
+
+    def allowed(self):
+        raise OSError("/home/somebody/secret.txt: no such file")
+
+
+def test_a_row_that_cannot_be_sampled_fails_alone_with_a_neutral_message():
+    logits = random_logits(3)
+    beyond = request_with(logit_bias={VOCAB + 7: 5.0})  # refused at the border, so it never comes so far
+    sampled = sample(logits.clone(), [request_with(temperature=0.0), beyond, request_with(temperature=0.0)])
+    assert sampled.errors == {1: ROW_FAILED}
+    assert sampled.token_ids[0] == logits[0].argmax() and sampled.token_ids[2] == logits[2].argmax()
+
+
+def test_a_grammar_that_raises_leaves_its_row_unmasked_and_is_told_of():
+    request = request_with(temperature=0.0)
+    request.constraint = Raises()
+    settings = SlotSettings(2)
+    settings.put(0, request_with(temperature=0.0))
+    settings.put(1, request)
+    slots, positions = np.array([1, 0]), np.array([3, 3])
+    batch, errors = settings.batch(slots, positions, [request, request_with(temperature=0.0)])
+    assert errors == {0: CONSTRAINT_FAILED}
+    assert len(batch) == 2 and batch.masks is None
+
+
+def test_a_batch_of_arrays_survives_pickling():
+    logits = random_logits(3, seed=7)
+    batch = batch_of([request_with(seed=1, top_p=0.9), request_with(presence_penalty=1.0, output=(9,), logprobs=2)])
+    again = pickle.loads(pickle.dumps(batch))
+    assert sample_batch(logits[:2].clone(), batch).read() == sample_batch(logits[:2].clone(), again).read()
 
 
 def test_logprobs_are_the_models_own_before_any_filter():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cb_backend.engine.choices import Choices
 from cb_backend.kv.blocks import BlockPool, HostPool
 from cb_backend.params import SamplingParams
-from cb_backend.request import Request, StepPlan, StepResult, Timings, TokenDelta
+from cb_backend.request import Request, Timings, TokenDelta
+from cb_backend.scheduling.plan import StepPlan, StepResult
 from cb_backend.scheduling.preemption import CostModel, Preemption
 from cb_backend.scheduling.scheduler import Scheduler
 
@@ -51,6 +52,7 @@ def make_scheduler(
 
 
 _order = iter(range(10**9))
+MADE: dict[int, Request] = {}  # every request made here, by the seq_id that plans have
 
 
 def make_request(
@@ -71,7 +73,7 @@ def make_request(
     order = next(_order) if order is None else order
     ids = list(prompt) if not isinstance(prompt, int) else [1000 * (order + 1) + i for i in range(prompt)]
     params = params or SamplingParams(max_tokens=max_tokens, n=n)
-    return [
+    choices = [
         Request(
             name,
             len(ids),
@@ -90,6 +92,8 @@ def make_request(
         )
         for index in range(n)
     ]
+    MADE.update({choice.seq_id: choice for choice in choices})
+    return choices
 
 
 def token_of(request: Request, position: int) -> int:
@@ -98,7 +102,12 @@ def token_of(request: Request, position: int) -> int:
 
 
 def answer(plan: StepPlan, model: Callable[[Request, int], int] = token_of) -> StepResult:
-    return StepResult([model(request, len(request.token_ids)) for request in plan.samplers])
+    rows = zip(plan.sampled, plan.sampling.positions.tolist(), strict=True)
+    return StepResult([(model(MADE[seq_id], position),) for seq_id, position in rows])
+
+
+def names(seq_ids: Iterable[int]) -> list[str]:
+    return [MADE[seq_id].request_id for seq_id in seq_ids]
 
 
 def step(
@@ -119,6 +128,6 @@ def step(
 def table(plan: StepPlan) -> dict[str, int]:
     """Tokens per request of one step, in the order of the batch."""
     return {
-        f"{a.request.request_id}" + (f"/{a.request.index}" if a.request.index else ""): a.num_tokens
+        MADE[a.seq_id].request_id + (f"/{MADE[a.seq_id].index}" if MADE[a.seq_id].index else ""): a.num_tokens
         for a in plan.assignments
     }

@@ -7,10 +7,13 @@ import time
 import pytest
 
 from cb_backend.params import SamplingParams
-from cb_backend.request import FinishReason, Status, StepResult
-from cb_backend.scheduling.preemption import CostModel
+from cb_backend.request import FinishReason, Status
+from cb_backend.sampling.batch import CONSTRAINT_FAILED
+from cb_backend.scheduling.draft import Draft
+from cb_backend.scheduling.plan import StepResult
+from cb_backend.scheduling.preemption import CostModel, Victim
 
-from .scripted import EOS, make_request, make_scheduler, step, table
+from .scripted import EOS, MADE, answer, make_request, make_scheduler, names, step, table
 
 
 def test_decodes_come_first_then_chunks_fill_the_budget_and_a_finished_place_is_taken_next_step():
@@ -52,7 +55,7 @@ def test_a_request_behind_never_overtakes_a_large_one_that_waits():
     assert table(plan) == {"running": 1}
     order = []
     while scheduler.has_work:
-        order += [r.request_id for r in step(scheduler)[0].admitted]
+        order += names(step(scheduler)[0].admitted)
     assert order == ["large", "small"]
 
 
@@ -64,7 +67,7 @@ def test_better_priority_is_admitted_first_and_equal_priority_by_arrival():
     scheduler.add(*make_request("urgent", 2, 1, priority=-1))
     order = []
     while scheduler.has_work:
-        order += [r.request_id for r in step(scheduler)[0].admitted]
+        order += names(step(scheduler)[0].admitted)
     assert order == ["urgent", "first", "second", "late"]
 
 
@@ -74,7 +77,7 @@ def test_a_waiting_request_of_better_priority_preempts_when_it_cannot_fit_otherw
     step(scheduler)
     scheduler.add(*make_request("high", 12, 2, priority=1))
     plan, _ = step(scheduler)
-    assert [(r.request_id, mode) for r, mode in plan.preempted] == [("low", "recompute")]
+    assert [(MADE[r].request_id, mode) for r, mode in plan.preempted] == [("low", "recompute")]
     assert table(plan) == {"high": 12}
 
 
@@ -104,7 +107,7 @@ def test_shortage_preempts_the_worst_and_the_first_in_rank_keeps_its_memory():
     scheduler.add(*make_request("new", 7, 9))
     preempted = []
     while scheduler.has_work:
-        preempted += [r.request_id for r, _ in step(scheduler)[0].preempted]
+        preempted += names(r for r, _ in step(scheduler)[0].preempted)
     assert preempted == ["new"]
     assert scheduler.counters["finished_length"] == 2
 
@@ -139,7 +142,7 @@ def test_a_swapped_request_continues_where_it_was():
     while scheduler.has_work:
         before = new.num_computed
         plan, _ = step(scheduler)
-        if new in plan.resumed:
+        if new.seq_id in plan.resumed:
             resumed = (before, table(plan)["new"], len(plan.swap_in))
     assert resumed == (8, 1, 2)  # two blocks come back and only the next token is computed
     assert scheduler.counters["recomputed_tokens"] == 0
@@ -154,7 +157,7 @@ def test_victim_is_the_cheapest_to_bring_back_per_block():
     step(scheduler)
     plan, _ = step(scheduler)  # "long" needs a sixth block
     # "short" frees 2 blocks for 5 tokens to compute again, "long" 5 for 20: 2.5 tokens a block against 4.
-    assert [r.request_id for r, _ in plan.preempted] == ["short"]
+    assert names(r for r, _ in plan.preempted) == ["short"]
 
 
 def test_an_equal_prefix_is_computed_once_also_when_all_arrive_together():
@@ -236,7 +239,7 @@ def test_zero_max_tokens_computes_the_prompt_and_samples_nothing():
     scheduler = make_scheduler()
     scheduler.add(*make_request("score", 5, 0))
     plan, outcomes = step(scheduler)
-    assert plan.samplers == ()
+    assert plan.sampled == []
     assert [(d.token_ids, d.finish_reason) for _, d in outcomes] == [((), FinishReason.LENGTH)]
 
 
@@ -245,7 +248,7 @@ def test_a_row_that_fails_ends_alone_and_its_blocks_are_never_hit():
     scheduler.add(*make_request("bad", list(range(10, 19)), 3))
     scheduler.add(*make_request("good", 5, 3))
     plan = scheduler.plan()
-    outcomes = scheduler.settle(plan, StepResult([5, 6], errors={0: "not a number"}), 0.0)
+    outcomes = scheduler.settle(plan, StepResult([(5,), (6,)], errors={0: "not a number"}), 0.0)
     assert [(r.request_id, d.finish_reason, d.error) for r, d in outcomes] == [
         ("bad", FinishReason.ERROR, "not a number"),
         ("good", None, None),
@@ -301,10 +304,156 @@ def test_planning_costs_microseconds_and_does_not_grow_with_the_queue():
             start = time.perf_counter()
             plan = scheduler.plan()
             times.append(time.perf_counter() - start)
-            scheduler.settle(plan, StepResult([5] * len(plan.samplers)), 0.0)
+            scheduler.settle(plan, StepResult([(5,)] * len(plan.sampled)), 0.0)
         assert len(plan.assignments) == 1000
         return min(times) / 1000
 
     few, many = cost(0), cost(10_000)
     assert few < 15e-6
     assert many < 2 * few + 1e-6
+
+
+class Grammar:
+    """Allows everything, and raises where it is told to."""
+
+    error = None
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+
+    def raise_in(self, name: str) -> None:
+        if self.failing == name:
+            raise OSError("/home/somebody/secret.txt: no such file")
+
+    def allowed(self):
+        self.raise_in("allowed")
+
+    def accept(self, token_id):
+        self.raise_in("accept")
+
+    @property
+    def finished(self):
+        self.raise_in("finished")
+        return False
+
+    def fork(self):
+        return self
+
+
+@pytest.mark.parametrize("failing", ["allowed", "accept", "finished"])
+def test_a_grammar_that_raises_ends_its_request_alone_with_a_neutral_message(failing):
+    scheduler = make_scheduler()
+    (bad,), (good,) = make_request("bad", 4, 3), make_request("good", 4, 3)
+    bad.constraint = Grammar(failing)
+    scheduler.add(bad)
+    scheduler.add(good)
+    ends = {}
+    while scheduler.has_work:
+        for request, delta in step(scheduler)[1]:
+            if delta.finish_reason is not None:
+                ends[request.request_id] = (delta.finish_reason, delta.error)
+    assert ends == {"bad": (FinishReason.ERROR, CONSTRAINT_FAILED), "good": (FinishReason.LENGTH, None)}
+    assert scheduler.pool.num_used == 0
+
+
+def test_a_token_in_flight_at_the_preemption_is_no_progress_since_the_return():
+    scheduler = make_scheduler(num_blocks=8, block_size=4, budget=64)
+    (request,) = make_request("r", 4, 9)
+    scheduler.add(request)
+    in_flight = scheduler.plan()
+    scheduler._preempt(Victim(request, "recompute"), Draft())
+    scheduler.settle(in_flight, answer(in_flight), 0.0)
+    scheduler.plan()
+    assert request.status is Status.RUNNING and not request.progressed
+
+
+@pytest.mark.parametrize("gone", ["preempted", "aborted"])
+def test_what_a_failed_step_wrote_is_never_hit_by_whoever_lost_its_memory_meanwhile(gone):
+    scheduler = make_scheduler(budget=64)
+    (request,) = make_request("r", list(range(10, 23)), 3)
+    scheduler.add(request)
+    in_flight = scheduler.plan()
+    if gone == "preempted":
+        scheduler._preempt(Victim(request, "recompute"), Draft())
+    else:
+        scheduler.finish(request, FinishReason.ABORT)
+    scheduler.fail(in_flight, "out of memory")
+    scheduler.check()
+    assert not scheduler.has_work
+    (again,) = make_request("again", list(range(10, 23)), 1)
+    scheduler.add(again)
+    step(scheduler)
+    assert again.num_cached == 0
+
+
+@pytest.mark.parametrize("gone", ["preempted", "aborted"])
+def test_what_a_failed_row_wrote_is_never_hit_although_its_request_has_gone(gone):
+    scheduler = make_scheduler(budget=64)
+    (request,) = make_request("r", list(range(10, 23)), 3)
+    scheduler.add(request)
+    in_flight = scheduler.plan()
+    if gone == "preempted":
+        scheduler._preempt(Victim(request, "recompute"), Draft())
+    else:
+        scheduler.finish(request, FinishReason.ABORT)
+    scheduler.settle(in_flight, StepResult([(5,)], errors={0: "not a number"}), 0.0)
+    (again,) = make_request("again", list(range(10, 23)), 1)
+    scheduler.add(again)
+    step(scheduler)
+    assert again.num_cached == 0
+
+
+def test_a_request_planned_on_top_of_a_step_that_fails_ends_with_it():
+    """With overlap it has hit blocks that were never written."""
+    scheduler = make_scheduler(budget=64)
+    scheduler.add(*make_request("first", list(range(10, 23)), 3))
+    failing = scheduler.plan()
+    scheduler.add(*make_request("second", list(range(10, 23)), 3))
+    scheduler.add(*make_request("other", 5, 3))
+    scheduler.plan()
+    ended = scheduler.fail(failing, "out of memory")
+    assert sorted(request.request_id for request, _ in ended) == ["first", "second"]
+    scheduler.check()
+
+
+def test_a_row_may_give_several_tokens_as_far_as_the_one_that_ends():
+    scheduler = make_scheduler()
+    scheduler.add(*make_request("a", 4, 9))
+    scheduler.add(*make_request("b", 4, 3))
+    plan = scheduler.plan()
+    told = scheduler.settle(plan, StepResult([(5, 6, EOS, 7), (5, 6, 7, 8)]), 0.0)
+    assert [(d.token_ids, d.finish_reason) for _, d in told] == [
+        ((5, 6, EOS), FinishReason.STOP),
+        ((5, 6, 7), FinishReason.LENGTH),
+    ]
+    assert scheduler.counters["generated_tokens"] == 6
+
+
+def test_computed_tokens_can_be_taken_back_and_are_computed_again():
+    scheduler = make_scheduler(block_size=4)
+    (request,) = make_request("r", list(range(10, 20)), 9)
+    scheduler.add(request)
+    step(scheduler)  # 10 computed, 11 known
+    scheduler.take_back(request.seq_id, 3)
+    assert (request.num_computed, len(request.block_nodes)) == (7, 1)
+    assert scheduler.pool.lookup(list(range(10, 20)))[0] == request.blocks[:1], "the second block is not to be hit"
+    scheduler.check()
+    plan, _ = step(scheduler)
+    (item,) = plan.assignments
+    assert (item.start, item.num_tokens) == (7, 4)
+    assert scheduler.counters["recomputed_tokens"] == 0
+    for wrong in (-1, 99):
+        with pytest.raises(ValueError, match="cannot be taken back"):
+            scheduler.take_back(request.seq_id, wrong)
+    with pytest.raises(ValueError, match="not unfinished"):
+        scheduler.take_back(-5, 1)
+
+
+def test_slots_are_given_at_admission_and_given_back_at_the_end():
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name, max_tokens in (("a", 1), ("b", 3), ("c", 2)):
+        scheduler.add(*make_request(name, 2, max_tokens))
+    slots = []
+    while scheduler.has_work:
+        slots.append({MADE[a.seq_id].request_id: a.slot for a in step(scheduler)[0].assignments})
+    assert slots == [{"a": 0, "b": 1}, {"b": 1, "c": 0}, {"b": 1, "c": 0}]

@@ -11,7 +11,7 @@ from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason, Request, Status
 from cb_backend.scheduling.preemption import CostModel
 
-from .scripted import EOS, answer, make_request, make_scheduler, token_of
+from .scripted import EOS, MADE, answer, make_request, make_scheduler, token_of
 
 BLOCK, POOL, BUDGET, SEQS = 4, 12, 10, 6
 STEPS = 0  # over all examples
@@ -49,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=self.prefix_caching,
         )
         self.choices = Choices(self.scheduler)
+        self.tables: dict[int, list[int]] = {}  # by slot, as an executor keeps them
         self.now = 0.0
         self.names = 0
         self.alive: dict[str, list[Request]] = {}
@@ -101,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def one_step(self) -> None:
         global PREEMPTIONS
         scheduler = self.scheduler
-        deciders = {r for r in scheduler.running if r.num_missing == 1}
+        deciders = {r.seq_id for r in scheduler.running if r.num_missing == 1}
         best = min((r.rank for r in scheduler.running), default=None)
         waiting_best = min((c[0].priority for c in self.alive.values()), default=0)
         plan = scheduler.plan()
@@ -109,10 +110,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         # the budget, and decode first
         assert 0 < plan.num_tokens <= BUDGET
         lost = {r for r, _ in plan.preempted}
-        assert {a.request for a in plan.assignments[: len(deciders - lost)]} == deciders - lost
+        assert {a.seq_id for a in plan.assignments[: len(deciders - lost)]} == deciders - lost
         assert len(scheduler.running) <= SEQS
         # who is first in rank keeps its memory, unless a better priority came
-        for request in lost:
+        for request in map(MADE.__getitem__, lost):
             PREEMPTIONS += 1
             assert request.rank != best or request.priority > waiting_best
             better_came = any(
@@ -122,17 +123,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.barren[request] <= 1, f"{request.request_id} was preempted twice without a token between"
         for a in plan.assignments:
             # computed catches up with known, never past it, and every computed token has a block
-            assert a.start + a.num_tokens == a.request.num_computed <= a.request.num_known
-            assert len(a.request.blocks) * BLOCK >= a.request.num_computed
+            request = MADE[a.seq_id]
+            assert a.start + a.num_tokens == request.num_computed <= request.num_known
+            assert len(request.blocks) * BLOCK >= request.num_computed
         # no block is written by two sequences in one step
-        owners: dict[int, Request] = {}
+        owners: dict[int, int] = {}
         for a in plan.assignments:
             for position in range(a.start, a.start + a.num_tokens):
-                block = a.request.blocks[position // BLOCK]
-                assert owners.setdefault(block, a.request) is a.request, "two sequences write one block"
+                block = MADE[a.seq_id].blocks[position // BLOCK]
+                assert owners.setdefault(block, a.seq_id) == a.seq_id, "two sequences write one block"
+        self.check_tables(plan)
         self.book(self.choices.settled(scheduler.settle(plan, answer(plan, ends_sometimes), self.now)))
-        for request in plan.samplers:
-            self.barren[request] = 0
+        for seq_id in plan.sampled:
+            self.barren[MADE[seq_id]] = 0
+
+    def check_tables(self, plan) -> None:
+        """What plans said of the block tables so far is what those that run have."""
+        for slot, at, blocks in plan.tables:
+            self.tables[slot] = [*self.tables.get(slot, [])[:at], *blocks]
+        for a in plan.assignments:
+            request = MADE[a.seq_id]
+            assert a.slot == request.slot
+            assert self.tables[a.slot] == request.blocks
 
     def book(self, outcomes) -> None:
         for request, delta in outcomes:

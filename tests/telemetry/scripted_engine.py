@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cb_backend.engine.core import AbortMessage, AddMessage, EngineCore
-from cb_backend.request import FinishReason, Request, StepPlan, StepResult, TokenDelta
+from cb_backend.request import FinishReason, Request, TokenDelta
 from cb_backend.scheduling.lengths import LengthCurves
+from cb_backend.scheduling.plan import StepPlan, StepResult
 from tests.scheduling.scripted import answer, make_request, make_scheduler
 
 BYTES_PER_BLOCK = 1000

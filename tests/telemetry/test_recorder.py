@@ -17,7 +17,7 @@ from cb_backend.telemetry.export import chrome_trace, main, text_table
 from cb_backend.telemetry.picture import CHART_HEIGHT, GAP, LEFT, ROW_HEIGHT, draw
 from cb_backend.telemetry.recorder import Recorder
 from cb_backend.telemetry.recording import load
-from tests.scheduling.scripted import make_request
+from tests.scheduling.scripted import MADE, make_request
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,9 @@ def test_a_recording_keeps_no_request_alive():
     watched = weakref.ref(mark)
     requests[0].trace_context = mark
     engine.run(requests)
-    del requests, mark
+    for request in requests:
+        del MADE[request.seq_id]
+    del requests, request, mark
     engine.core.observers.clear()
     del engine
     gc.collect()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
@@ -14,7 +16,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind
 
 from cb_backend.bento.compat import tracer_provider
-from cb_backend.request import Assignment, FinishReason, StepPlan
+from cb_backend.request import FinishReason, Request
+from cb_backend.sampling.batch import batch_of
+from cb_backend.scheduling.plan import StepPlan
 from cb_backend.telemetry import setup
 from cb_backend.telemetry.asgi_spans import DropChunkSpans, drop_chunk_spans
 from tests.pace import pure_python
@@ -130,12 +134,21 @@ def decoding_step(engine: ScriptedEngine, sequences: int) -> StepPlan:
         for observer in engine.core.observers:
             observer.on_added(request)
     now = time.monotonic()
-    first = StepPlan(1, tuple(Assignment(r, 0, 4, True) for r in requests), admitted=tuple(requests))
+    first = uniform_plan(requests, 0, 4, admitted=tuple(request.seq_id for request in requests))
     for request in requests:
         request.timings.admitted = request.timings.first_token = now
     for observer in engine.core.observers:
         observer.on_step(first, now, now)
-    return StepPlan(2, tuple(Assignment(request, 4, 1, True) for request in requests))
+    return uniform_plan(requests, 4, 1)
+
+
+def uniform_plan(requests: list[Request], start: int, num_tokens: int, **fields: Any) -> StepPlan:
+    """Each request computes `num_tokens` tokens from `start` and samples."""
+    rows = len(requests)
+    starts, lengths = np.full(rows, start), np.full(rows, num_tokens)
+    ids = np.zeros(rows * num_tokens, dtype=np.int64)
+    plan = (np.arange(rows), starts, lengths, np.ones(rows, dtype=np.bool_), ids, batch_of(requests))
+    return StepPlan(1 + start, tuple(request.seq_id for request in requests), *plan, **fields)
 
 
 def microseconds_per_step(engine: ScriptedEngine, plan: StepPlan, repeat: int = 300) -> float:

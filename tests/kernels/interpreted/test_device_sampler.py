@@ -9,6 +9,7 @@ import torch
 
 from cb_backend.params import SamplingParams
 from cb_backend.request import Request, Timings
+from cb_backend.sampling.batch import batch_of
 from cb_backend.sampling.device import DeviceSampler
 from cb_backend.sampling.host import NO_FINITE_SCORE, sample
 
@@ -70,8 +71,8 @@ def logits() -> torch.Tensor:
 
 
 def test_a_mixed_batch_gives_what_the_cpu_gives() -> None:
-    ids, logprobs, errors = DeviceSampler(CPU)(logits(), ROWS).read()
-    due, due_logprobs, _ = sample(logits(), ROWS).read()
+    ids, logprobs, errors = DeviceSampler(CPU)(logits(), batch_of(ROWS)).read()
+    due, due_logprobs, _ = sample(logits(), batch_of(ROWS)).read()
     assert list(ids) == list(due)
     assert errors == {}
     assert [p and (p.token_id, [i for i, _ in p.top]) for p in logprobs] == [
@@ -85,12 +86,12 @@ def test_a_mixed_batch_gives_what_the_cpu_gives() -> None:
 def test_a_row_without_a_finite_best_fails_alone(spoilt: float) -> None:
     rows = logits()
     rows[0, 5] = spoilt
-    ids, _, errors = DeviceSampler(CPU)(rows, ROWS).read()
+    ids, _, errors = DeviceSampler(CPU)(rows, batch_of(ROWS)).read()
     assert errors == {0: NO_FINITE_SCORE}
-    assert list(ids[1:]) == sample(logits(), ROWS).read()[0][1:]
+    assert list(ids[1:]) == sample(logits(), batch_of(ROWS)).read()[0][1:]
 
 
 def test_a_row_in_which_everything_is_forbidden_fails_alone() -> None:
     rows = logits()
     rows[2] = float("-inf")
-    assert DeviceSampler(CPU)(rows, ROWS).read()[2] == {2: NO_FINITE_SCORE}
+    assert DeviceSampler(CPU)(rows, batch_of(ROWS)).read()[2] == {2: NO_FINITE_SCORE}
