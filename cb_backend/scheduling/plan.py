@@ -71,17 +71,17 @@ class StepPlan:
     completed: tuple[int, ...] = ()  # their prompts are computed, and they generate nothing
     indexed: tuple[int, ...] = ()  # device blocks that later requests may hit, if the step succeeds
     errors: Mapping[int, str] = field(default_factory=dict)  # sampled row -> why its token is of no use
+    sampled: tuple[int, ...] = field(init=False)  # the seq_id of each sampled row
+
+    def __post_init__(self) -> None:
+        rows = zip(self.seq_ids, self.samples.tolist(), strict=True)
+        object.__setattr__(self, "sampled", tuple([seq_id for seq_id, samples in rows if samples]))
 
     @property
     def assignments(self) -> list[Assignment]:
         """The sequences of the step one by one."""
         arrays = (self.slots.tolist(), self.starts.tolist(), self.lengths.tolist(), self.samples.tolist())
         return [Assignment(*each) for each in zip(self.seq_ids, *arrays, strict=True)]
-
-    @property
-    def sampled(self) -> list[int]:
-        """The seq_id of each sampled row."""
-        return [seq_id for seq_id, samples in zip(self.seq_ids, self.samples.tolist(), strict=True) if samples]
 
     @property
     def num_tokens(self) -> int:

@@ -239,7 +239,7 @@ def test_zero_max_tokens_computes_the_prompt_and_samples_nothing():
     scheduler = make_scheduler()
     scheduler.add(*make_request("score", 5, 0))
     plan, outcomes = step(scheduler)
-    assert plan.sampled == []
+    assert plan.sampled == ()
     assert [(d.token_ids, d.finish_reason) for _, d in outcomes] == [((), FinishReason.LENGTH)]
 
 
