@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cb_backend import RequestError
 from cb_backend.text.grammar import GrammarCompiler
@@ -52,6 +55,35 @@ def test_a_key_that_nothing_reads_is_named(form: dict[str, Any], param: str) -> 
     with pytest.raises(RequestError) as caught:
         checked(form)
     assert caught.value.param == param
+
+
+FORMS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"type": "text"}, ()),
+    ({"type": "json_object"}, ()),
+    ({"type": "json_object", "schema": SCHEMA}, ()),
+    ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, ()),
+    ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, ("json_schema",)),
+    ({"type": "regex", "regex": "a"}, ()),
+    ({"type": "choice", "choice": ["a"]}, ()),
+    ({"type": "grammar", "grammar": 'start: "a"'}, ()),
+]
+KNOWN = {"type", "name", "description", "schema", "strict", "json_schema", "regex", "choice", "grammar"}
+
+
+@given(st.sampled_from(FORMS), st.text(min_size=1, max_size=12).filter(lambda key: key not in KNOWN), st.integers())
+def test_no_unknown_key_goes_unnoticed_at_any_depth(
+    form: tuple[dict[str, Any], tuple[str, ...]], key: str, value: int
+) -> None:
+    whole, way = form
+    assert checked(whole)
+    spoilt = json.loads(json.dumps(whole))
+    place = spoilt
+    for step in way:
+        place = place[step]
+    place[key] = value
+    with pytest.raises(RequestError) as caught:
+        checked(spoilt)
+    assert caught.value.path == ("response_format", *way, key)
 
 
 @pytest.mark.parametrize(
