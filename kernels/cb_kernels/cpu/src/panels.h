@@ -218,33 +218,39 @@ inline void add_rows(int rows, const float* x, int64_t x_row, const float* weigh
 #undef CB_ROWS
 }
 
-// Up to kSumRows rows of one panel: each block of weights is widened once and stays in the L1 cache while rows pass by;
-// meanwhile memory is asked for the next block.
-constexpr int kSumRows = 128;
-template <typename T>
+// Up to kSumRows rows of N panels: each block of weights is widened once and stays in the L1 cache while rows pass by, each
+// read from beyond it for N panels at a time; meanwhile memory is asked for the next block.
+constexpr int kSumRows = 128, kPanelsTogether = 64 / kPanel;  // 256 bytes of an output row are written at a time
+template <int N, typename T>
 void many_rows_product(const Multiply& m, int panel, int row, int rows) {
-  alignas(64) float sums[kSumRows * kPanel], wide[kDepthBlock * kPanel];
+  alignas(64) float sums[N][kSumRows * kPanel], wide[N][kDepthBlock * kPanel];
   const int depth = m.weight.depth, groups = (rows + kMostRows - 1) / kMostRows;
-  const T* weight = static_cast<const T*>(m.weight.data) + int64_t(panel) * depth * kPanel;
+  const int64_t size = int64_t(depth) * kPanel;
+  const T* weight = static_cast<const T*>(m.weight.data) + panel * size;
   for (int k = 0; k < depth; k += kDepthBlock) {
     const int count = least(kDepthBlock, depth - k);
-    const T* block = weight + int64_t(k) * kPanel;
-    const char* ahead = reinterpret_cast<const char*>(block + kDepthBlock * kPanel);
     const int lines = kDepthBlock * kPanel * int(sizeof(T)) / 64, share = (lines + groups - 1) / groups;
-    const float* ready;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      ready = block;
-    } else {
-      for (int i = 0; i < count * kPanel; i += kLanes) put(wide + i, widen(block + i));
-      ready = wide;
+    const float* ready[N];
+    for (int n = 0; n < N; n++) {
+      const T* block = weight + n * size + int64_t(k) * kPanel;
+      if constexpr (sizeof(T) == sizeof(float)) {
+        ready[n] = block;
+      } else {
+        for (int i = 0; i < count * kPanel; i += kLanes) put(wide[n] + i, widen(block + i));
+        ready[n] = wide[n];
+      }
     }
     for (int group = 0; group < groups; group++) {
       const int begin = rows * group / groups, end = rows * (group + 1) / groups;
-      add_rows(end - begin, m.x + (row + begin) * m.x_row + k, m.x_row, ready, count, sums + begin * kPanel, k == 0,
-               {ahead + 64 * share * group, share});
+      for (int n = 0; n < N; n++) {
+        const char* ahead = reinterpret_cast<const char*>(weight + n * size + int64_t(k + kDepthBlock) * kPanel);
+        add_rows(end - begin, m.x + (row + begin) * m.x_row + k, m.x_row, ready[n], count, sums[n] + begin * kPanel, k == 0,
+                 {ahead + 64 * share * group, share});
+      }
     }
   }
-  for (int r = 0; r < rows; r++) finish_panel(m, panel, row + r, sums + r * kPanel);
+  for (int r = 0; r < rows; r++)
+    for (int n = 0; n < N; n++) finish_panel(m, panel + n, row + r, sums[n] + r * kPanel);
 }
 
 template <typename T>
@@ -252,9 +258,13 @@ void multiply_as(const Multiply& m, int panel_begin, int panel_end, int row_begi
   const int rows = row_end - row_begin;
   if (rows <= kMostRows) return few_rows_product<T>(m, panel_begin, panel_end, row_begin, rows);
   // Rows outside: a row of the output is a page of its own where it is wide, and these are written panel after panel.
-  for (int row = row_begin; row < row_end; row += kSumRows)
-    for (int panel = panel_begin; panel < panel_end; panel++)
-      many_rows_product<T>(m, panel, row, least(kSumRows, row_end - row));
+  for (int row = row_begin; row < row_end; row += kSumRows) {
+    const int count = least(kSumRows, row_end - row);
+    int panel = panel_begin;
+    for (; panel + kPanelsTogether <= panel_end; panel += kPanelsTogether)
+      many_rows_product<kPanelsTogether, T>(m, panel, row, count);
+    for (; panel < panel_end; panel++) many_rows_product<1, T>(m, panel, row, count);
+  }
 }
 
 void multiply(const Multiply* m, int panel_begin, int panel_end, int row_begin, int row_end) {
