@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,13 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from cb_backend import Engine, SamplingParams
 from cb_backend.attention.batch import RaggedBatch
 from cb_backend.attention.cpu import NativeAttention
 from cb_backend.attention.hook import IMPLEMENTATION, register
 from cb_backend.models.layers.fused import fuse_model
 from cb_backend.models.layers.products import merged_linear
+from tests.engine.oracle import greedy, random_prompts
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -120,6 +123,18 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_model(native_kernels: Libra
     plain_error = (run(model, backend)[0].float() - exact).norm()
     fuse_model(model, backend.library)
     assert (run(model, backend)[0].float() - exact).norm() <= 1.25 * plain_error
+
+
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_engine_with_fused_layers_gives_what_generate_gives(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model"
+    build(CONFIGS[name], torch.float32).save_pretrained(path)
+    prompts = random_prompts(3, (2, 40), 128)
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    with Engine(model=str(path), dtype="float32", num_kv_blocks=16, max_num_batched_tokens=16) as engine:
+        outputs = engine.generate(prompts, params)
+    assert [list(output.token_ids) for output in outputs] == [greedy(path, prompt, 8) for prompt in prompts]
 
 
 def test_layers_that_the_one_call_cannot_do_are_fused_one_by_one(native_kernels: Library) -> None:
