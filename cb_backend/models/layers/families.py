@@ -50,4 +50,12 @@ _LLAMA = Family("Llama, Mistral, Qwen2")
 FAMILIES: tuple[Family, ...] = (
     _LLAMA,
     replace(_LLAMA, models="Qwen3", head_norms=("q_norm", "k_norm")),
+    replace(
+        _LLAMA,
+        models="Phi-3",
+        qkv=("qkv_proj",),
+        gate_up=("gate_up_proj",),
+        activation="activation_fn",
+        idle=("resid_attn_dropout", "resid_mlp_dropout"),
+    ),
 )
