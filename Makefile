@@ -26,7 +26,7 @@ CLIENTS := $(VENV)/.clients
 NATIVE_SOURCES := $(wildcard setup.py kernels/cb_kernels/cpu/build.py kernels/cb_kernels/cpu/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve bento kernels-report test clients clients-test packaging-test image-test load soak calibration docs lint type imports check clean
+.PHONY: help install model serve bento kernels-report test clients clients-test packaging-test image-test load fuzz soak calibration docs lint type imports check clean
 
 help: ## List the targets and the variables.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ image-test: model ## Build the CPU image with buildah and run it as a cluster wo
 
 load: $(STAMP) ## 10,000 requests of 500 clients with trouble, answers checked against an offline engine (minutes).
 	$(BIN)/python -m tests.reliability.load --requests 10000 --clients 500
+
+fuzz: $(STAMP) ## 100,000 bodies that no client should send, with a clock on the event loop (an hour); FUZZ_COUNT= changes it.
+	$(BIN)/python -m tests.reliability.fuzz_bodies --count $(or $(FUZZ_COUNT),100000)
 
 soak: $(STAMP) ## The same for 30 minutes; SOAK_MINUTES= changes it.
 	$(BIN)/python -m tests.reliability.load --minutes $(or $(SOAK_MINUTES),30) --clients 40

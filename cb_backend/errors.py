@@ -5,7 +5,10 @@ Other libraries' errors are quoted by their first line (`first_line`): many appe
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
 
 class RequestError(ValueError):
@@ -64,6 +67,29 @@ class RequestError(ValueError):
 
 class ModelError(RuntimeError):
     """A model that cannot be served. The message is one sentence: what is wrong with what, and what to do."""
+
+
+class _Short(reprlib.Repr):
+    """The library's own sorts the keys of objects first, and writes bytes out whole."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if level <= 0:
+            return "{...}"
+        shown = (f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict))
+        return "{" + ", ".join([*shown, *["..."] * (len(x) > self.maxdict)]) + "}"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: self.maxstring])
+
+
+_SHORT = _Short()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
+
+
+def shown(value: Any) -> str:
+    """A client's value in a message: its repr, at most 80 characters. Costs the same whatever the value's size."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def engine_failure(request_id: str) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from .errors import RequestError
+from .errors import RequestError, shown
 
 MAX_LOGPROBS = 20  # alternatives per token, as in the OpenAI API
 MAX_STOPS = 16
+MAX_BANNED = 32_768  # characters of all bad words together
 MAX_CHOICES = 128
 
 
@@ -62,7 +63,7 @@ class SamplingParams(BaseModel):
         presence_penalty: subtracted from the logit of each token in the output, -2 to 2.
         frequency_penalty: the same times the token's count in the output, -2 to 2.
         logit_bias: added to logits by token id, -100 to 100 each.
-        bad_words: texts that are not generated, each of 1 to 1,024 characters.
+        bad_words: texts that are not generated, each of 1 to 1,024 characters, of 32,768 in all.
         seed: any 64-bit integer; choice i has the seed `seed + i`. None: drawn from the engine's seed.
         n: choices, 1 to 128.
         stop: up to 16 texts of 1 to 1,024 characters; the output ends before the first that appears.
@@ -111,6 +112,13 @@ class SamplingParams(BaseModel):
     )
 
     @model_validator(mode="after")
+    def _bounded_words(self) -> SamplingParams:
+        banned = sum(map(len, self.bad_words))
+        if banned > MAX_BANNED:
+            raise ValueError(f"bad_words have {banned} characters in all, more than {MAX_BANNED}")
+        return self
+
+    @model_validator(mode="after")
     def _min_below_max(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}")
@@ -140,9 +148,7 @@ def request_error(error: ValidationError) -> RequestError:
     first = error.errors()[0]
     path = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
     reason = first["msg"].removeprefix("Value error, ")
-    got = repr(first.get("input"))
-    shown = got if len(got) <= 80 else got[:77] + "..."
-    return RequestError(f"{reason[0].lower() + reason[1:]} (got {shown})", path=path)
+    return RequestError(f"{reason[0].lower() + reason[1:]} (got {shown(first.get('input'))})", path=path)
 
 
 def check_text(value: Any, *path: str | int) -> str:
@@ -153,7 +159,7 @@ def check_text(value: Any, *path: str | int) -> str:
         RequestError: it is no string, or not one of whole characters.
     """
     if not isinstance(value, str):
-        raise RequestError(f"must be text (got {value!r:.80})", path=path)
+        raise RequestError(f"must be text (got {shown(value)})", path=path)
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -208,7 +208,9 @@ def _build(config: EngineConfig, threads: int) -> Parts:
     )
     chat = grammar = None
     if loaded.tokenizer is not None:
-        chat = ChatTemplate(loaded.tokenizer, config.allow_request_template, config.tool_call_format)
+        chat = ChatTemplate(
+            loaded.tokenizer, config.allow_request_template, config.tool_call_format, limits.max_characters
+        )
         grammar = GrammarCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     logger.info(
         "%s: %s on %s (%d thread%s), attention %s; KV pool %d blocks of %d tokens (%.2f GiB, %d sequences of %d); "

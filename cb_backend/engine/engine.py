@@ -22,7 +22,7 @@ from typing import Any
 
 from ..client import GenerationOptions, OutputDelta, Prompt, QueueSlot
 from ..config import EngineConfig
-from ..errors import RequestError
+from ..errors import RequestError, shown
 from ..params import SamplingParams, check_text
 from ..request import Constraint, FinishReason, Request, RequestOutput, Sink, Timings, TokenDelta
 from ..sampling.seeds import seed_of_choice
@@ -244,6 +244,8 @@ class Engine:
         # First of all: what is refused costs no more than this.
         with self._counting_refusals(), slot or self.enter():
             token_ids = await self._encode_on_loop(prompt, options.trace_context)
+            if sum(map(len, params.bad_words)) > _TOKENIZE_INLINE // 10:  # each is tokenized twice, on its own
+                await asyncio.to_thread(self.parts.bad_word_ids, params)
             constraint = None
             if needs_constraint(params):
                 with phase(options.trace_context, "compile grammar"):
@@ -290,10 +292,11 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this model has no tokenizer: send token ids", param="prompt")
+            self.parts.limits.check_characters(prompt)
             token_ids: list[int] = self.tokenizer(check_text(prompt, "prompt"))["input_ids"]
             return token_ids
         if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-            raise RequestError(f"must be a text or token ids (got {prompt!r:.80})", path=("prompt",))
+            raise RequestError(f"must be a text or token ids (got {shown(prompt)})", path=("prompt",))
         return list(prompt)
 
     async def _encode_on_loop(self, prompt: Prompt, trace_context: Any) -> list[int]:

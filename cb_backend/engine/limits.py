@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..client import GenerationOptions
-from ..errors import RequestError
+from ..errors import RequestError, shown
 from ..params import SamplingParams, check_text
+
+_CHARACTERS_PER_TOKEN = 64
+_LEAST_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +35,12 @@ class Limits:
         """
         if not token_ids:
             raise RequestError("must not be empty", path=("prompt",))
-        for i, token in enumerate(token_ids):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"'prompt[{i}]': a token id is an integer from 0 to {self.vocab_size - 1} (got {token!r})",
-                    param="prompt",
-                )
-        length = len(token_ids)
+        length = len(token_ids)  # before the ids are looked at: there may be millions
         if length > self.pool_tokens:
             raise self._too_long(f"the prompt has {length} tokens and the KV pool holds {self.pool_tokens}", "prompt")
         if length > self.max_model_len:
             raise self._too_long(f"the prompt has {length} tokens, the model takes {self.max_model_len}", "prompt")
+        self._check_ids(token_ids)
         room = self.max_model_len - length
         if params.max_tokens is None:
             if room == 0:
@@ -58,6 +56,37 @@ class Limits:
                 "max_tokens",
             )
         return params.max_tokens
+
+    @property
+    def max_characters(self) -> int:
+        """Characters of a text that are read at all: far more than the context holds, far fewer than a body may have.
+
+        A token of usual text has 3 to 5 characters.
+        """
+        return max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * self.max_model_len)
+
+    def check_characters(self, text: str) -> None:
+        """
+        Raises:
+            RequestError: the text is too long for the context, whatever its tokens are.
+        """
+        if len(text) > self.max_characters:
+            raise self._too_long(
+                f"the text has {len(text)} characters, more than the {self.max_characters} that are read for a context "
+                f"of {self.max_model_len} tokens",
+                "prompt",
+            )
+
+    def _check_ids(self, token_ids: Sequence[Any]) -> None:
+        # A bool is an int, but no token id. The loop runs only where there is a fault.
+        if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < self.vocab_size:
+            return
+        for i, token in enumerate(token_ids):
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"'prompt[{i}]': a token id is an integer from 0 to {self.vocab_size - 1} (got {shown(token)})",
+                    param="prompt",
+                )
 
     def check_params(self, params: SamplingParams) -> None:
         """Checks what depends on the model: token ids in the parameters, and the number of choices."""
@@ -85,11 +114,11 @@ def check_options(options: GenerationOptions, request_id: str | None) -> None:
     """
     priority, timeout = options.priority, options.timeout
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError(f"must be an integer, lower is served first (got {priority!r})", path=("priority",))
+        raise RequestError(f"must be an integer, lower is served first (got {shown(priority)})", path=("priority",))
     if timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf
     ):
-        raise RequestError(f"must be a positive number of seconds (got {timeout!r})", path=("timeout",))
+        raise RequestError(f"must be a positive number of seconds (got {shown(timeout)})", path=("timeout",))
     for name, text in (("request_id", request_id), ("salt", options.salt)):
         if text is not None:
             check_text(text, name)

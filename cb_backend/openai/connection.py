@@ -15,11 +15,14 @@ from .errors import ClientLeft
 
 T = TypeVar("T")
 
+MAX_VALUES = 2_000_000
+_SEPARATORS = (b",", b"[", b"{")
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 async def read_json(request: Request, limit: int) -> Any:
-    """The parsed body of at most `limit` bytes, decoded or not. NaN, infinities and lone surrogates are no JSON.
+    """The parsed body, of at most `limit` bytes, decoded or not, and `MAX_VALUES` values. NaN is no JSON.
 
     Raises:
         RequestError: 413, 415 or 400.
@@ -40,6 +43,9 @@ async def read_json(request: Request, limit: int) -> Any:
     except ClientDisconnect:
         raise ClientLeft from None
     text = decoded(bytes(body), coding, limit) if coding else body
+    # Counted in the bytes, some of it in texts: to parse millions of values would hold the event loop.
+    if sum(map(text.count, _SEPARATORS)) > MAX_VALUES:
+        raise RequestError(f"the body holds more than {MAX_VALUES} values", status=413, code="body_too_large")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -15,20 +15,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 
 from ..client import GenerationOptions
-from ..errors import RequestError
+from ..errors import RequestError, shown
 from ..params import SamplingParams, request_error
+from ..text.chat import RESERVED_VARIABLES
 from ..text.tools import ToolSet
 from .shapes import JSON, MAX_PROMPTS, Messages, Prompt, ResponseFormat, ToolChoice, Tools, with_bounds
 
 MAX_BIASES = 4096
 MAX_WORDS = 1024
+MAX_STOP_IDS = 1024
+MAX_STOP_TEXT = 1024  # characters of one stop string; more than there may be strings
+MAX_TEMPLATE_KEYS = 64
 
 _CANONICAL_ID = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+def _at_most(size: int) -> BeforeValidator:
+    """Refuses a longer list, text or object before its values are looked at: each of them may be a fault to tell."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, (list, dict, str)) and len(value) > size:
+            raise ValueError(f"must have at most {size} entries, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(BaseModel):
@@ -61,12 +76,12 @@ class GenerationRequest(BaseModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_BIASES)
-    bad_words: list[str] | None = Field(None, max_length=MAX_WORDS)
+    logit_bias: Annotated[dict[str, float] | None, _at_most(MAX_BIASES)] = Field(None, max_length=MAX_BIASES)
+    bad_words: Annotated[list[str] | None, _at_most(MAX_WORDS)] = Field(None, max_length=MAX_WORDS)
     seed: int | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[str | list[str] | None, _at_most(MAX_STOP_TEXT)] = None
+    stop_token_ids: Annotated[list[int] | None, _at_most(MAX_STOP_IDS)] = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -173,7 +188,7 @@ class CompletionRequest(GenerationRequest):
         kind = type(prompt[0])
         for i, one in enumerate(prompt):
             if type(one) is not kind:
-                raise RequestError(f"'prompt[{i}]': all prompts must be of one kind (got {one!r:.80})", param="prompt")
+                raise RequestError(f"'prompt[{i}]': all prompts must be of one kind (got {shown(one)})", param="prompt")
             _not_empty(one, f"prompt[{i}]")
         return prompt
 
@@ -232,7 +247,7 @@ class ChatRequest(GenerationRequest):
         tools = ToolSet.parse(self.tools, self.tool_choice, self.parallel_tool_calls)
         format_type = (self.response_format or {}).get("type", "text")
         if tools is not None and tools.forced and format_type != "text":
-            raise RequestError(f"a forced call excludes response_format {format_type!r:.80}", path=("tool_choice",))
+            raise RequestError(f"a forced call excludes response_format {shown(format_type)}", path=("tool_choice",))
         return tools
 
     def template_options(self) -> dict[str, Any]:
@@ -241,7 +256,10 @@ class ChatRequest(GenerationRequest):
         Raises:
             RequestError: `chat_template_kwargs` tries to set what has a field of its own.
         """
-        reserved = sorted(_TEMPLATE_RESERVED.intersection(self.chat_template_kwargs or ()))
+        given = self.chat_template_kwargs or {}
+        if len(given) > MAX_TEMPLATE_KEYS:
+            raise RequestError(f"at most {MAX_TEMPLATE_KEYS} keys (got {len(given)})", path=("chat_template_kwargs",))
+        reserved = sorted(RESERVED_VARIABLES.intersection(given))
         if reserved:
             raise RequestError(f"'{reserved[0]}' cannot be set here", path=("chat_template_kwargs",))
         goes_on = bool(self.continue_final_message)
@@ -278,17 +296,10 @@ class ChatRequest(GenerationRequest):
 
 _SAMPLING = tuple(SamplingParams.model_fields.keys() & GenerationRequest.model_fields.keys() - {"logit_bias"})
 
-# Parameters of transformers' `apply_chat_template`: through them a request could bring a template or other output.
-_TEMPLATE_RESERVED = frozenset(
-    {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"}
-    | {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
-    | {"return_assistant_tokens_mask", "tokenizer_kwargs"}
-)
-
 
 def _token_id(key: str) -> int:
     if _CANONICAL_ID.fullmatch(key) is None:
-        raise RequestError(f"a key is a token id in plain decimal digits (got {key!r:.80})", path=("logit_bias",))
+        raise RequestError(f"a key is a token id in plain decimal digits (got {shown(key)})", path=("logit_bias",))
     return int(key)
 
 

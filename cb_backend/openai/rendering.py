@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import orjson
+
 from ..client import ChatRenderer, EngineClient, GenerationOptions, Prompt
 from ..errors import RequestError
 from ..params import SamplingParams, Thinking
@@ -157,6 +159,8 @@ def _speaks_of_tools(call: ChatRequest) -> bool:
 
 
 def _size(call: ChatRequest) -> int:
-    """Characters, roughly: only large ones matter."""
-    tools = len(repr(call.tools)) if call.tools else 0
-    return tools + sum(len(repr(m.get("content"))) if isinstance(m, dict) else 0 for m in call.messages)
+    """Bytes of what is rendered, as JSON."""
+    try:
+        return len(orjson.dumps((call.messages, call.tools, call.chat_template, call.chat_template_kwargs)))
+    except TypeError:  # not from JSON: a call within the process
+        return INLINE + 1

@@ -16,7 +16,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from ..client import OutputDelta
-from ..errors import RequestError
+from ..errors import RequestError, shown
 from ..params import SamplingParams
 from ..request import RequestOutput
 from ..text.response_format import nested
@@ -116,7 +116,7 @@ class ResponsesRequest(GenerationRequest):
 
 def _message(item: Any, number: int) -> Any:
     if not isinstance(item, dict) or item.get("type", "message") != "message":
-        raise RequestError(f"only messages are supported (got {item!r:.80})", path=("input", number))
+        raise RequestError(f"only messages are supported (got {shown(item)})", path=("input", number))
     content = item.get("content")
     if isinstance(content, list):
         content = [

@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..client import EngineClient
-from ..errors import RequestError
+from ..errors import RequestError, shown
 from ..text.detokenizer import decoder_of
 from .connection import read_json
 from .errors import ClientLeft, error_response
@@ -32,8 +32,8 @@ logger = logging.getLogger("cb_backend")
 
 Work = Callable[[EngineClient, Any], Awaitable[dict[str, Any]]]
 
-# More are no prompt of any model, and their answer would be built on the event loop.
-MAX_TOKENS = 1_000_000
+# Ids that `/detokenize` takes where the model's context is shorter; no prompt holds more than the context.
+MIN_TOKENS = 65_536
 
 
 class _TokenRequest(BaseModel):
@@ -71,7 +71,7 @@ class TokenizeRequest(_TokenRequest):
 
 
 class DetokenizeRequest(_TokenRequest):
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENS)]
+    tokens: list[Any]  # checked at once, by their types and range: there may be many
 
 
 class TokenRoutes:
@@ -145,7 +145,11 @@ class TokenRoutes:
     @staticmethod
     async def _detokenize(engine: EngineClient, body: Any) -> dict[str, Any]:
         call = DetokenizeRequest.parse(body)
-        too_high = next((i for i in call.tokens if i >= engine.vocab_size), None)
-        if too_high is not None:
-            raise RequestError(f"{too_high} is no id below {engine.vocab_size}", path=("tokens",))
+        tokens, most = call.tokens, max(MIN_TOKENS, engine.max_model_len)
+        if len(tokens) > most:
+            raise RequestError(f"at most {most} ids (got {len(tokens)})", path=("tokens",))
+        if tokens and not (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < engine.vocab_size):
+            known = range(engine.vocab_size)
+            wrong = next(t for t in tokens if type(t) is not int or t not in known)
+            raise RequestError(f"{shown(wrong)} is no id from 0 to {engine.vocab_size - 1}", path=("tokens",))
         return {"prompt": await asyncio.to_thread(decoder_of(engine.tokenizer, False), call.tokens)}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from ..errors import RequestError, first_line
+from ..errors import RequestError, first_line, shown
 from ..params import check_text, check_texts
 from .calls.formats import call_format, unread
 
@@ -25,6 +27,22 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # interrupted: it is the operator's own, unless the operator trusts those of requests.
 MAX_RENDERED = 4_000_000
 
+# Parameters of transformers' `apply_chat_template`: through them a request could bring a template or other output.
+RESERVED_VARIABLES = frozenset(
+    {
+        "self",
+        "conversation",
+        "conversations",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+    }
+    | {"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+    | {"return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+
 
 class ChatTemplate:
     """The chat format of one tokenizer.
@@ -32,14 +50,20 @@ class ChatTemplate:
     Args:
         tokenizer: a transformers tokenizer.
         allow_request_template: whether a request may bring a template of its own.
+        max_characters: most characters of a rendered conversation.
         tool_call_format: how the model writes calls; None: as its template shows.
     """
 
     def __init__(
-        self, tokenizer: Any, allow_request_template: bool = False, tool_call_format: str | None = None
+        self,
+        tokenizer: Any,
+        allow_request_template: bool = False,
+        tool_call_format: str | None = None,
+        max_characters: int = MAX_RENDERED,
     ) -> None:
         self._tokenizer = tokenizer
         self._allow_request_template = allow_request_template
+        self._max_characters = min(max_characters, MAX_RENDERED)
         self._tool_call_format = tool_call_format
         if tool_call_format is None and unread(self.source):
             logger.warning(
@@ -117,6 +141,7 @@ class ChatTemplate:
             raise RequestError(
                 "'continue_final_message' needs an assistant message at the end", param="continue_final_message"
             )
+        variables = _known_variables(template or self.source, template_kwargs or {})
         try:
             text: str = self._tokenizer.apply_chat_template(
                 conversation,
@@ -125,15 +150,15 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tokenize=False,
-                **(template_kwargs or {}),
+                **variables,
             )
         except Exception as error:  # whatever a template raises, it concerns this request alone
             raise RequestError(
                 f"the model's chat template refuses them: {first_line(error)}", path=("messages",)
             ) from None
-        if len(text) > MAX_RENDERED:
+        if len(text) > self._max_characters:
             raise RequestError(
-                f"they render to {len(text)} characters, more than {MAX_RENDERED}",
+                f"they render to {len(text)} characters, more than {self._max_characters}",
                 path=("messages",),
                 code="context_length_exceeded",
             )
@@ -165,7 +190,7 @@ def _check_message(message: Any, path: Path) -> dict[str, Any]:
         raise RequestError("must be an object with a role and a content", path=path)
     role = message.get("role")
     if role not in ROLES:
-        raise RequestError(f"must be one of {', '.join(ROLES)} (got {role!r})", path=(*path, "role"))
+        raise RequestError(f"must be one of {', '.join(ROLES)} (got {shown(role)})", path=(*path, "role"))
     message = {**_given(message), "content": message.get("content")}
     _check_string(message.get("name"), (*path, "name"))
     check_texts({key: value for key, value in message.items() if key != "content"}, *path)
@@ -181,7 +206,7 @@ def _check_message(message: Any, path: Path) -> dict[str, Any]:
 def _tool_calls(calls: Any, path: Path) -> list[dict[str, Any]]:
     """The calls with arguments as objects: clients send them as JSON text, which templates would quote again."""
     if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise RequestError(f"must be a list of calls (got {calls!r})", path=path)
+        raise RequestError(f"must be a list of calls (got {shown(calls)})", path=path)
     read = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -202,7 +227,7 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_string(value: Any, path: Path) -> None:
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"must be a string (got {value!r:.80})", path=path)
+        raise RequestError(f"must be a string (got {shown(value)})", path=path)
 
 
 def _arguments(value: Any) -> Any:
@@ -228,14 +253,31 @@ def _text_of(content: Any, path: Path) -> str | None:
         check_text(content, *path)
         return content
     if not isinstance(content, Sequence):
-        raise RequestError(f"must be a string or a list of text parts (got {content!r})", path=path)
+        raise RequestError(f"must be a string or a list of text parts (got {shown(content)})", path=path)
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise RequestError(f"only text parts are supported (got type {kind!r})", path=(*path, i))
+            raise RequestError(f"only text parts are supported (got type {shown(kind)})", path=(*path, i))
         if not isinstance(part.get("text"), str):
             raise RequestError("must be a string", path=(*path, i, "text"))
         check_text(part["text"], *path, i, "text")
         texts.append(part["text"])
     return "".join(texts)
+
+
+def _known_variables(template: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `given` that the template names. The others would reach transformers' own parameters, and do nothing.
+
+    Raises:
+        RequestError: one is a parameter of transformers.
+    """
+    if reserved := sorted(RESERVED_VARIABLES.intersection(given)):
+        raise RequestError(f"'{reserved[0]}' cannot be set here", path=("chat_template_kwargs",))
+    words = _words_of(template)
+    return {name: value for name, value in given.items() if name in words}
+
+
+@lru_cache(maxsize=4)
+def _words_of(template: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w*", template))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import RequestError, shown
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "text": (),
@@ -32,10 +32,10 @@ def checked(response_format: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in KEYS:
         *some, last = KEYS
-        raise _refuse(f"type must be {', '.join(some)} or {last} (got {kind!r:.80})")
+        raise _refuse(f"type must be {', '.join(some)} or {last} (got {shown(kind)})")
     for key in given:
         if key != "type" and key not in KEYS[kind]:
-            raise _refuse(f"type {kind!r} takes no such key{_hint(kind, key)}", key)
+            raise _refuse(f"type {shown(kind)} takes no such key{_hint(kind, key)}", key)
     if kind == "json_object" and "schema" in given:
         return {"type": "json_schema", "json_schema": {"schema": _schema(given["schema"], "schema")}}
     if kind == "json_schema":
@@ -69,13 +69,15 @@ def _json_schema(outer: Any) -> dict[str, Any]:
             raise _refuse("no such key here; the schema itself goes under 'schema'", "json_schema", str(key))
     for key, kind, what in (("name", str, "string"), ("description", str, "string"), ("strict", bool, "boolean")):
         if key in given and not isinstance(given[key], kind):
-            raise _refuse(f"must be a {what} (got {given[key]!r:.80})", "json_schema", key)
-    return {**given, "schema": _schema(given.get("schema", {}), "json_schema", "schema")}
+            raise _refuse(f"must be a {what} (got {shown(given[key])})", "json_schema", key)
+    if "schema" not in given:
+        raise _refuse("required: without a schema the answer would be free", "json_schema", "schema")
+    return {**given, "schema": _schema(given["schema"], "json_schema", "schema")}
 
 
 def _schema(schema: Any, *path: str) -> Any:
     if not isinstance(schema, (Mapping, bool)):
-        raise _refuse(f"must be a JSON schema (got {schema!r:.80})", *path)
+        raise _refuse(f"must be a JSON schema (got {shown(schema)})", *path)
     return schema
 
 

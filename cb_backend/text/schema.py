@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import RequestError, shown
 
 MAX_SCHEMA_DEPTH = 64
 
@@ -59,7 +59,7 @@ def check_schema(schema: Any, path: tuple[str | int, ...]) -> None:
         if isinstance(one, bool):
             continue
         if not isinstance(one, Mapping):
-            raise RequestError(f"must be a JSON schema (got {one!r:.80})", path=where)
+            raise RequestError(f"must be a JSON schema (got {shown(one)})", path=where)
         if depth > MAX_SCHEMA_DEPTH:
             raise RequestError(f"nested more than {MAX_SCHEMA_DEPTH} deep", path=path)
         _check_keywords(one, where)
@@ -70,10 +70,10 @@ def _check_keywords(schema: Mapping[str, Any], where: tuple[str | int, ...]) -> 
     kinds = schema.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in _TYPES:
-            raise RequestError(f"must be one of {', '.join(_TYPES)} (got {kind!r:.80})", path=(*where, "type"))
+            raise RequestError(f"must be one of {', '.join(_TYPES)} (got {shown(kind)})", path=(*where, "type"))
     for field in ("pattern", "format"):
         if not isinstance(schema.get(field, ""), str):
-            raise RequestError(f"must be a string (got {schema[field]!r:.80})", path=(*where, field))
+            raise RequestError(f"must be a string (got {shown(schema[field])})", path=(*where, field))
     for field in _SCHEMAS_BY_NAME:
         if not isinstance(schema.get(field, {}), Mapping):
             raise RequestError("must be an object", path=(*where, field))

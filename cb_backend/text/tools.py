@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import RequestError, shown
 from ..params import check_texts
 from .calls.base import CallFormat
 from .calls.formats import HERMES
@@ -151,7 +151,7 @@ def _check_tools(tools: Any) -> tuple[str, ...]:
     for i, tool in enumerate(tools):
         name = _check_tool(tool, f"tools.{i}")
         if name in names:
-            raise _refuse(f"tools.{i}.function.name", f"{name!r} is there twice")
+            raise _refuse(f"tools.{i}.function.name", f"{shown(name)} is there twice")
         names.append(name)
     return tuple(names)
 
@@ -169,13 +169,13 @@ def _check_tool(tool: Any, where: str) -> str:
                 raise _refuse(f"{place}.{key}", f"no such key; there are {', '.join(keys)}")
     name = function.get("name")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise _refuse(f"{where}.function.name", f"must be 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.' (got {name!r:.80})")
+        raise _refuse(f"{where}.function.name", f"must be 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.' (got {shown(name)})")
     for field, kind in (("description", str), ("strict", bool), ("parameters", Mapping)):
         if function.get(field) is not None and not isinstance(function[field], kind):
-            raise _refuse(f"{where}.function.{field}", f"must be {_KINDS[kind]} (got {function[field]!r:.80})")
+            raise _refuse(f"{where}.function.{field}", f"must be {_KINDS[kind]} (got {shown(function[field])})")
     parameters = function.get("parameters") or {}
     if parameters.get("type", "object") != "object":
-        raise _refuse(f"{where}.function.parameters.type", f"must be 'object' (got {parameters['type']!r:.80})")
+        raise _refuse(f"{where}.function.parameters.type", f"must be 'object' (got {shown(parameters['type'])})")
     check_schema(parameters, (*where.split("."), "function", "parameters"))
     return name
 
@@ -187,7 +187,7 @@ def _named(choice: Any) -> str:
         raise _refuse(
             "tool_choice",
             "must be 'none', 'auto', 'required' or "
-            f'{{"type": "function", "function": {{"name": ...}}}} (got {choice!r:.80})',
+            f'{{"type": "function", "function": {{"name": ...}}}} (got {shown(choice)})',
         )
     return name
 

@@ -78,7 +78,7 @@ ROWS: list[tuple[int, dict[str, Any], str]] = [
         for key in ("chat_template", "messages", "tools")
     ),
     (196, chat(tools=tools({"type": "something"})), "tools"),
-    (196, chat(tools=tools(SCHEMA)), "tools"),
+    (196, chat(tools=tools(SCHEMA), tool_choice="required"), "tools"),
     (196, chat(tools=tools("not an object")), "tools"),
     (196, chat(tools=tools({}, 1000)), "tools"),
     (197, {"bad_words": ["x"] * 100_000}, "bad_words"),

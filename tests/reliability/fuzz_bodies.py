@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import sys
@@ -289,7 +290,11 @@ def tiny_engine() -> Iterator[Engine]:
             num_threads=1,
         ) as engine,
     ):
+        # As a service does once it has loaded: else collections walk a million objects of modules and model.
+        gc.collect()
+        gc.freeze()
         yield engine
+        gc.unfreeze()
 
 
 async def fuzz(engine: Engine, count: int, seed: int) -> dict[str, Any]:
