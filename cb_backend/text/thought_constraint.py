@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from ..request import Constraint
 from .thoughts import ThoughtFormat
+
+Words = npt.NDArray[np.int32]  # a bit for each token, lowest first
 
 
 class ThoughtConstraint:
@@ -51,7 +54,7 @@ class ThoughtConstraint:
         self._forced = 0  # tokens of `_end` that were forced
         self._done = False  # the thought is over, or there is none
 
-    def allowed(self) -> torch.Tensor | None:
+    def allowed(self) -> Words | None:
         if self._thought is not None:
             if self._budget is None or len(self._thought) < self._budget:
                 return None
@@ -123,10 +126,10 @@ class _Answer:
         self._vocab_size = vocab_size
         self._count = 0
 
-    def allowed(self) -> torch.Tensor | None:
+    def allowed(self) -> Words | None:
         if self._count < len(self._ids):
             return _only([self._ids[self._count]], self._vocab_size)
-        mask: torch.Tensor | None = None if self._then is None else self._then.allowed()
+        mask: Words | None = None if self._then is None else self._then.allowed()
         return mask
 
     def accept(self, token_id: int) -> None:
@@ -153,13 +156,13 @@ def _text(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def _only(ids: Sequence[int], vocab_size: int) -> torch.Tensor:
+def _only(ids: Sequence[int], vocab_size: int) -> Words:
     """The mask that allows these tokens alone: int32 [ceil(vocab / 32)]."""
     words = [0] * ((vocab_size + 31) // 32)
     for i in ids:
         words[i // 32] |= 1 << (i % 32)
-    return torch.tensor([word - 2**32 if word >= 2**31 else word for word in words], dtype=torch.int32)
+    return np.array(words, dtype=np.uint32).view(np.int32)
 
 
-def _has(mask: torch.Tensor, token_id: int) -> bool:
+def _has(mask: Words, token_id: int) -> bool:
     return bool(int(mask[token_id // 32]) >> (token_id % 32) & 1)
