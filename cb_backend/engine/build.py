@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from ..text.grammar import GrammarCompiler
 from ..text.thought_constraint import ThoughtConstraint
 from ..text.thoughts import THOUGHTS
 from ..text.tools import TOOL_CALLS
+from .bad_words import BadWords
 from .core import EngineCore
 from .limits import Limits
 
@@ -53,7 +54,7 @@ class Parts:
     chat: ChatTemplate | None
     grammar: GrammarCompiler | None
     backend_name: str
-    _bad_words: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    bad_words: BadWords
 
     @property
     def tokenizer(self) -> Any:
@@ -77,16 +78,7 @@ class Parts:
 
     def bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the banned words, at a text's beginning and after a space."""
-        if not params.bad_words or self.tokenizer is None:
-            return ()
-        found = self._bad_words.get(params.bad_words)
-        if found is None:
-            spellings = [w for word in params.bad_words for w in (word, " " + word.lstrip())]
-            ids = (tuple(self.tokenizer.encode(w, add_special_tokens=False)) for w in spellings)
-            found = tuple(dict.fromkeys(i for i in ids if i))
-            if len(self._bad_words) < 1000:
-                self._bad_words[params.bad_words] = found
-        return found
+        return self.bad_words.ids(params.bad_words)
 
     def check_class(self, request_class: str | None) -> str:
         return "" if request_class is None else validate_class(check_text(request_class, "request_class"))
@@ -250,6 +242,7 @@ def _build(config: EngineConfig, threads: int) -> Parts:
         chat,
         grammar,
         executor.backend.name,
+        BadWords(loaded.tokenizer),
     )
 
 
