@@ -22,6 +22,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +48,7 @@ NEVER_ENDS = -1  # in place of a row: an output that can only be cut, at max_tok
 
 MAX_LENGTH = 2**20
 _EXACT, _STEPS = 128, 64
+_MAX_WEIGHT = 1e12  # of a saved point: sums of it stay finite in float32
 _TINY = np.float32(1e-30)  # keeps 0 / 0 out where no output is known to get as far
 
 Floats = npt.NDArray[np.float32]
@@ -330,6 +332,9 @@ class LengthCurves:
             os.replace(temporary, path)
         except OSError as error:
             logger.warning("length curves were not saved to %s: %s", path, error)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _dump(self, row: int) -> dict[str, list[list[float]]]:
         def pairs(weights: Weights) -> list[list[float]]:
@@ -352,7 +357,7 @@ class LengthCurves:
             if document["format"] != FORMAT:
                 raise ValueError(f"format {document['format']!r}, this version reads {FORMAT}")
             curves = [(str(name), _pairs(curve["ended"]), _pairs(curve["cut"])) for name, curve in document["classes"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             logger.warning("length curves in %s are damaged (%s): starting without observations", path, error)
             return
         self._reset(1)
@@ -370,10 +375,10 @@ def _pairs(values: Iterable[Any]) -> list[tuple[int, float]]:
     """(length, weight) pairs out of JSON.
 
     Raises:
-        ValueError: a length is not a whole number of tokens, or a weight is not positive and finite.
+        ValueError: a length is not a whole number of tokens, or a weight is not in (0, 1e12].
     """
     pairs = [(length, float(weight)) for length, weight in values]
     for length, weight in pairs:
-        if type(length) is not int or length < 0 or not 0 < weight < math.inf:
-            raise ValueError(f"[{length!r}, {weight!r}] is not a length and its weight")
+        if type(length) is not int or length < 0 or not 0 < weight <= _MAX_WEIGHT:
+            raise ValueError(f"[{length!r:.40}, {weight!r}] is not a length and its weight")
     return pairs

@@ -316,6 +316,12 @@ def test_a_missing_file_is_a_blind_start_without_a_word(tmp_path, caplog):
         b'{"format": 1, "classes": [["", {"ended": [[3, NaN]], "cut": []}]]}',
         b'{"format": 1, "classes": [["", {"ended": [[2.5, 1]], "cut": []}]]}',
         b'{"format": 1, "classes": [["", {"ended": [[3]], "cut": []}]]}',
+        b"[" * 100_000,
+        b'{"format": 1, "classes": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"format": 1, "classes": [["", {"ended": [[3, 1' + b"0" * 400 + b']], "cut": []}]]}',
+        b'{"format": 1, "classes": [["", {"ended": [[3, 1' + b"0" * 9000 + b']], "cut": []}]]}',
+        b'{"format": 1, "classes": [["", {"ended": [[3, 1e308], [4, 1e308]], "cut": []}]]}',
+        b'{"format": 1, "classes": [["", {"ended": [], "cut": [[3, 1e308], [3, 1e308]]}]]}',
     ],
 )
 def test_a_damaged_file_is_one_warning_and_a_blind_start(tmp_path, caplog, text):
@@ -332,6 +338,23 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     curves_of(("", 3, True)).save(tmp_path / "file" / "curves.json")
     assert len(caplog.records) == 1 and "not saved" in caplog.text
+
+
+def test_a_full_disk_leaves_the_file_of_before_and_nothing_else(tmp_path, caplog, monkeypatch):
+    path = tmp_path / "curves.json"
+    curves_of(("", 3, True)).save(path)
+    before = path.read_bytes()
+
+    def full(self, text, **_):
+        with self.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_text", full)
+    curves_of(("", 5, True)).save(path)
+    assert "No space left" in caplog.text
+    assert [p.name for p in tmp_path.iterdir()] == ["curves.json"]
+    assert path.read_bytes() == before
 
 
 def test_the_same_observations_give_the_same_answers():
