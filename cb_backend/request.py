@@ -225,7 +225,6 @@ class Request:
     host_blocks: list[int] = field(default_factory=list)  # host pool block ids while SWAPPED
     block_nodes: list[int] = field(default_factory=list)  # prefix-index node of each full block (kv/blocks.py)
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # collected until the prompt is computed
-    queued: bool = False  # has an entry in the waiting heap
     preempted: bool = False  # lost its memory and has not yet come back
     progressed: bool = True  # made a token since it last came back
     computed_high: int = 0  # most tokens ever computed: what is computed again below it was recomputed

@@ -323,6 +323,7 @@ class Scheduler:
             self.running.remove(request)
         self.memory.release(request)
         self.waiting.leave(request)
+        self._deadlines.leave(request)
         request.status = Status.FINISHED
         request.finish_reason = end.reason
         self.requests.pop(request.seq_id, None)
@@ -339,10 +340,14 @@ class Scheduler:
         self.memory.check(self.running)
         if any(r.num_computed > r.num_known for r in self.running):
             raise RuntimeError("a request has more computed than known tokens")
-        if not self.requests and (self.running or self.host.num_used or len(self.waiting)):
-            raise RuntimeError(
-                f"idle, but {len(self.running)} running, {len(self.waiting)} waiting, {self.host.num_used} host blocks"
-            )
+        held = {
+            "running": len(self.running),
+            "waiting": self.waiting.num_entries,
+            "deadlines": self._deadlines.num_entries,
+            "host blocks": self.host.num_used,
+        }
+        if not self.requests and any(held.values()):
+            raise RuntimeError("idle, but " + ", ".join(f"{count} {name}" for name, count in held.items()))
 
 
 _rank = attrgetter("rank")
