@@ -90,7 +90,9 @@ class GenerationRequest(BaseModel):
     priority: int | None = Field(None, description="Lower is served first; default 0.")
     timeout: float | None = Field(None, gt=0.0, description="Seconds, queueing included.")
     request_class: str | None = Field(None, max_length=128, description="Groups requests of similar output length.")
-    cache_salt: str | None = Field(None, max_length=1024, description="Different salts never share cached K/V.")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=1024, description="Different salts never share cached K/V."
+    )
 
     # Without effect on the text.
     user: str | None = None

@@ -21,6 +21,7 @@ class OutputBuilder:
     The text of the token that ended the request (an end id or one of `stop_token_ids`) is not shown, unless
     `include_stop_str_in_output` is set or it is a special token and `skip_special_tokens` is off; its id is part of
     `token_ids` always. Text held back as a possible stop string is shown when the request ends otherwise.
+    A stop string that is the text of a special token matches that token, hidden or not.
 
     Args:
         tokenizer: None leaves the text empty and looks for no stop strings.
@@ -48,6 +49,7 @@ class OutputBuilder:
         self._reasoning: list[str] = []  # of the delta that is being made
         self._num_reasoning = 0
         self._special = frozenset() if tokenizer is None else special_ids(tokenizer)
+        self._hidden_stops = {} if tokenizer is None else _hidden_stops(tokenizer, params)
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._params = params
         self._request_id = request_id
@@ -108,6 +110,12 @@ class OutputBuilder:
             hidden = self._params.skip_special_tokens or token_id not in self._special
             if hidden:
                 return None
+        if token_id in self._hidden_stops and self._armed and not (self._thoughts and self._thoughts.thinking):
+            stop = self._flush(shown)
+            if stop is None:
+                stop = self._hidden_stops[token_id]
+                shown.append(stop if self._params.include_stop_str_in_output else "")
+            return stop
         text = self._detokenizer.push((token_id,))
         if self._thoughts is None:
             return self._match(text, shown)
@@ -115,6 +123,11 @@ class OutputBuilder:
         stop = self._part(self._thoughts.push(text), shown)
         self._num_reasoning += before or self._thoughts.thinking
         return stop
+
+    @property
+    def _armed(self) -> bool:
+        """Stop strings end nothing before `min_tokens` tokens are there beside the one that completes them."""
+        return self._num_tokens > self._params.min_tokens
 
     def _part(self, pieces: list[tuple[bool, str]], shown: list[str]) -> str | None:
         """Shows thoughts as they are, and looks for stop strings in the answer."""
@@ -144,7 +157,7 @@ class OutputBuilder:
         if self._stops is None:
             shown.append(text)
             return None
-        text, stop = self._stops.push(text, armed=self._num_tokens > self._params.min_tokens)
+        text, stop = self._stops.push(text, armed=self._armed)
         shown.append(text)
         return stop
 
@@ -155,6 +168,15 @@ def _shown_ids(tokenizer: Any, params: SamplingParams) -> frozenset[int]:
         return frozenset()
     known = special_texts(tokenizer)
     return frozenset(known[text] for text in params.shown_special_tokens if text in known)
+
+
+def _hidden_stops(tokenizer: Any, params: SamplingParams) -> dict[int, str]:
+    """The stop strings that are special tokens whose text is hidden, by their ids."""
+    if not params.stop or not params.skip_special_tokens:
+        return {}
+    known = special_texts(tokenizer)
+    stops = {known[text]: text for text in params.stop if text in known}
+    return {token_id: text for token_id, text in stops.items() if token_id not in _shown_ids(tokenizer, params)}
 
 
 class OutputCollector:

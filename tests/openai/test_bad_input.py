@@ -53,6 +53,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "nan"}, "temperature"),
     ({"temperature": "0.5"}, "temperature"),
     ({"temperature": True}, "temperature"),
+    ({"cache_salt": ""}, "cache_salt"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -2}, "top_k"),

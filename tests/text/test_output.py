@@ -74,6 +74,30 @@ def test_the_stop_string_may_stay_in_the_output():
     assert outputs[-1].text == "one two"
 
 
+@pytest.mark.parametrize(
+    "params, text",
+    [({}, "one "), ({"include_stop_str_in_output": True}, "one <|im_end|>"), ({"skip_special_tokens": False}, "one ")],
+)
+def test_a_stop_string_that_is_a_special_token_matches_it(params, text):
+    ids = [*ids_of("one "), END, *ids_of("two")]
+    builder, outputs = feed(ids, stop=["x", "<|im_end|>"], **params)
+    last = outputs[-1]
+    assert (last.text, last.finish_reason, last.stop_reason) == (text, "stop", "<|im_end|>")
+    assert last.token_ids == tuple(ids[: ids.index(END) + 1])
+    assert builder.stopped_by_text and "".join(o.delta.text for o in outputs) == text
+
+
+def test_a_hidden_stop_ends_nothing_within_min_tokens():
+    ids = [END, *ids_of("one"), END, *ids_of("two")]
+    _, outputs = feed(ids, stop="<|im_end|>", min_tokens=1)
+    assert (outputs[-1].text, outputs[-1].stop_reason) == ("one", "<|im_end|>")
+
+
+def test_text_that_a_hidden_stop_finds_held_is_shown():
+    _, outputs = feed([*ids_of("one tw"), END, *ids_of("o")], stop=["two", "<|im_end|>"])
+    assert (outputs[-1].text, outputs[-1].stop_reason) == ("one tw", "<|im_end|>")
+
+
 def test_text_held_back_in_vain_is_shown_at_the_end():
     _, outputs = feed(ids_of("one tw"), stop="two")
     assert outputs[-1].text == "one tw"
