@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ..errors import RequestError, engine_failure, first_line
 from ..request import FinishReason, Request, TokenDelta
@@ -28,6 +28,8 @@ from ..scheduling.plan import StepPlan, StepResult
 from ..scheduling.scheduler import Scheduler
 from ..telemetry.observer import Observer
 from .choices import Choices
+from .messages import AbortMessage, AddMessage, CallMessage, StopMessage
+from .recovery import Recovery
 from .snapshot import EngineSnapshot, HostTime, SnapshotSource
 from .thread_guard import ThreadGuard, guards_threads
 
@@ -48,34 +50,6 @@ class StepExecutor(Protocol):
     def launch(self, plan: StepPlan) -> InFlight: ...
 
 
-@dataclass(frozen=True, slots=True)
-class AddMessage:
-    """Queues one request, with all its choices."""
-
-    choices: Sequence[Request]
-
-
-@dataclass(frozen=True, slots=True)
-class AbortMessage:
-    """Ends a request, or one of its choices, before it ends by itself. Unknown ids do nothing."""
-
-    request_id: str
-    reason: FinishReason
-    index: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallMessage:
-    """Runs `function` on the engine thread between two steps."""
-
-    function: Callable[[], Any]
-    future: Future[Any]
-
-
-class StopMessage:
-    """Ends the thread; unfinished requests are aborted."""
-
-
 class EngineCore:
     def __init__(
         self,
@@ -89,6 +63,7 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.choices = Choices(scheduler)
+        self.recovery = Recovery(scheduler)
         self.executor = executor
         self.overlap = overlap  # plan and launch a step before the one before it has settled
         self.on_start = on_start  # called first of all on the engine thread
@@ -196,7 +171,7 @@ class EngineCore:
     def _advance(self, in_flight: _Step | None) -> _Step | None:
         """Plans and launches the next step and settles the one before; returns the one now on the device."""
         began = time.monotonic()
-        plan = self.scheduler.plan()
+        plan = self.recovery.plan()
         for seq_id in plan.admitted:  # queueing ends when the step is planned, not when it settles
             self.scheduler.requests[seq_id].timings.admitted = began
         planned = time.monotonic()
@@ -204,12 +179,13 @@ class EngineCore:
         if plan.admitted or plan.resumed or plan.preempted or self._num_received != self.snapshot.received:
             self._publish()  # the queue changed, and the step may take long
         launched = self._launch(plan, began) if plan else None
-        if self.overlap:
+        if self.overlap and not self.recovery.is_active:
             settled, in_flight = in_flight, launched
         else:
-            settled, in_flight = launched, None
+            settled, in_flight = in_flight or launched, None
         if settled is not None:
-            self._settle(settled)
+            if not self._settle(settled, in_flight):
+                in_flight = None
         elif not plan and self.scheduler.has_work:
             raise RuntimeError(f"nothing can run, yet {len(self.scheduler.requests)} requests are unfinished")
         return in_flight
@@ -224,13 +200,14 @@ class EngineCore:
         finally:
             self.time.device += time.monotonic() - start
 
-    def _settle(self, step: _Step) -> None:
+    def _settle(self, step: _Step, later: _Step | None) -> bool:
+        """Books what `step` computed. False: it raised, and `later`, launched on top of it, counts no more either."""
         plan, start = step.pending.plan, time.monotonic()
         try:
             result = step.pending.result()
         except Exception as error:
-            self._fail(plan, step.began, error)
-            return
+            self._fail(plan, step.began, error, later)
+            return False
         ended = time.monotonic()
         self.time.device += ended - start
         outcomes = self._ended(self.choices.settled(self.scheduler.settle(plan, result, ended)))
@@ -249,12 +226,22 @@ class EngineCore:
         self.seconds_per_step += 0.1 * (duration - self.seconds_per_step) if self.seconds_per_step else duration
         self._tell_observers(lambda observer: observer.on_step(plan, began, done))
         self._report_ends(outcomes)
+        self.recovery.succeeded()
+        return True
 
-    def _fail(self, plan: StepPlan, began: float, error: Exception) -> None:
+    def _fail(self, plan: StepPlan, began: float, error: Exception, later: _Step | None = None) -> None:
+        """Takes the step back, to be tried again, and ends the requests that are known to be at fault."""
         reason = first_line(f"{type(error).__name__}: {error}")
-        outcomes = self._ended(self.choices.settled(self.scheduler.fail(plan, reason), failed=True))
+        if later is not None:
+            with suppress(Exception):
+                later.pending.result()  # what it wrote is on the device before anything else is
+            self.scheduler.undo(later.pending.plan)
+        self.scheduler.undo(plan)
+        ending = self.scheduler.fail(self.recovery.failed(plan, error), reason)
+        outcomes = self._ended(self.choices.settled(ending, failed=True))
         names = ", ".join(dict.fromkeys(request.request_id for request, _delta in outcomes))
-        logger.error("step %d failed; its requests end with an error: %s", plan.step, names, exc_info=error)
+        what = f"these requests end with an error: {names}" if names else "it is tried again"
+        logger.error("step %d failed; %s", plan.step, what, exc_info=error)
         outcomes = [(request, replace(d, error=engine_failure(d.request_id))) for request, d in outcomes]
         self._publish()
         self._deliver(outcomes)

@@ -29,9 +29,10 @@ from ..sampling.seeds import seed_of_choice
 from ..telemetry import Telemetry, offline, own_caller, phase
 from ..text.output import OutputCollector
 from .build import Parts, build, needs_constraint
-from .core import AbortMessage, AddMessage, EngineCore
+from .core import EngineCore
 from .delivery import DeltaBuffer, LoopQueues
 from .limits import check_options
+from .messages import AbortMessage, AddMessage
 from .queue_limit import QueueLimit
 from .reader import Reader
 

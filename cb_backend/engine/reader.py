@@ -11,7 +11,8 @@ from typing import Any
 from ..client import OutputDelta
 from ..request import FinishReason, Request, TokenDelta
 from ..text.output import OutputBuilder
-from .core import AbortMessage, EngineCore
+from .core import EngineCore
+from .messages import AbortMessage
 
 
 class Reader:

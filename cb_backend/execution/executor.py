@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from ..attention.batch import RaggedBatch
 from ..attention.hook import AttentionBackend
 from ..device.transfer import Arrival, to_device
-from ..errors import ModelError
+from ..errors import ModelError, first_line
 from ..kv.storage import KVStorage
 from ..models.projection import Projection
 from ..request import Logprob
@@ -74,6 +75,14 @@ class Pending:
     prompt_scores: list[PromptScores] = field(default_factory=list)
 
     def result(self) -> StepResult:
+        """
+        Raises:
+            MemoryError: the device has no memory for the step.
+        """
+        with _out_of_memory_as_error():
+            return self._read()
+
+    def _read(self) -> StepResult:
         self.arrival.wait()
         found: dict[int, list[Logprob]] = {}
         for part in self.prompt_scores:
@@ -104,7 +113,15 @@ class Executor:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
-        """Starts one step. Raises whatever the device raises; no request state was changed then."""
+        """Starts one step. Raises whatever the device raises; no request state was changed then.
+
+        Raises:
+            MemoryError: the device has no memory for the step.
+        """
+        with _out_of_memory_as_error():
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> Pending:
         self.tables.update(plan.tables)
         tables = self.tables.rows
         swap = self.storage.swap
@@ -238,6 +255,15 @@ class Executor:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def _out_of_memory_as_error() -> Iterator[None]:
+    """The engine knows no torch: a step that is too large for the device is a `MemoryError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(first_line(error)) from error
 
 
 def _ids_on_device(plan: StepPlan, last: tuple[StepPlan, Sampled] | None) -> tuple[_Rows, _Rows]:

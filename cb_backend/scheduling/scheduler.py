@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from ..kv.blocks import BlockPool, HostPool
 from ..request import FinishReason, Request, Status
 from .admission import AdmissionPolicy
 from .draft import Draft, End, Logprobs, Outcome, book_prompt_logprobs, delta_of, end_after
+from .limits import StepLimits
 from .memory import Memory
-from .plan import StepPlan, StepResult
+from .plan import StepPlan, StepResult, TableDelta
 from .preemption import Preemption, Victim
 from .waiting import Deadlines, WaitingQueue
 
@@ -49,6 +50,8 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # every unfinished one by its seq_id
         self.waiting = WaitingQueue()
         self._deadlines = Deadlines()
+        self.limits = StepLimits()
+        self._resent: list[TableDelta] = []  # a step that raised may not have brought them to the executor
         self.step = 0
         self.counters: Counter[str] = Counter()
 
@@ -83,20 +86,32 @@ class Scheduler:
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan:
-        """The next step. Empty (false) where nothing can run, which only happens when nothing is unfinished."""
+    def plan(self, only: frozenset[int] | None = None) -> StepPlan:
+        """The next step. Empty (false) where nothing can run, which only happens when nothing is unfinished.
+
+        Args:
+            only: seq_ids of running requests that were taken back (`undo`): a step of theirs alone.
+        """
         draft = Draft()
-        self._make_room_for_better(draft)
-        decodes = self._make_room_for_decodes(draft)
-        budget = self.budget - len(decodes)
+        draft.tables, self._resent = self._resent, []
+        if only is None:
+            self._make_room_for_better(draft)
+            decodes = self._make_room_for_decodes(draft)
+        else:
+            decodes = [r for r in self.running if r.seq_id in only and r.num_missing == 1]
+        places = self.limits.sequences(self.max_running)
+        decodes = decodes[:places]
+        budget = self.limits.prefill(self.budget - len(decodes))
         for request in decodes:
             if self.memory.needs_block(request):
                 self.memory.grow(request, draft)
             self._assign(request, 1, draft)
         for request in self.running:
-            if budget > 0 and request.num_missing > 1:
+            wanted = request.num_missing > 1 and (only is None or request.seq_id in only)
+            if wanted and budget > 0 and len(draft.requests) < places:
                 budget -= self._assign(request, min(budget, request.num_missing), draft)
-        self._admit(budget, draft)
+        if only is None and len(draft.requests) < places:
+            self._admit(budget, draft)
         self.step += 1
         return draft.freeze(self.step, self.memory.settings)
 
@@ -237,6 +252,7 @@ class Scheduler:
         memory since the step was planned gets its tokens all the same; one that ended does not."""
         outcomes: list[Outcome] = []
         requests = self.requests
+        self.limits.grow()
         for seq_id in (*plan.admitted, *plan.resumed):
             request = requests.get(seq_id)
             if request is not None and request.timings.admitted is None:
@@ -263,25 +279,39 @@ class Scheduler:
                 outcomes.append(self._finish(request, End(FinishReason.LENGTH)))
         return outcomes
 
-    def fail(self, plan: StepPlan, error: str) -> list[Outcome]:
-        """The step raised on the device: all its requests end, and nothing it wrote is ever hit again.
+    def undo(self, plan: StepPlan) -> None:
+        """The step raised: nothing that it should have computed or copied counts, and its requests are as before it.
 
-        So do those that were planned meanwhile on top of what it should have written.
+        Those whose memory it should have filled, by a copy from the host or for another request that shares a prompt
+        beginning, lose it and compute everything again.
         """
+        requests = self.requests
         for seq_id in plan.sampled:
-            request = self.requests.get(seq_id)
-            if request is not None:
-                request.num_in_flight -= 1
+            if seq_id in requests:
+                requests[seq_id].num_in_flight -= 1
         for seq_id, mode in plan.preempted:
-            request = self.requests.get(seq_id)
+            request = requests.get(seq_id)
             if request is not None and mode == "swap" and request.status is Status.SWAPPED:
                 self.memory.forget_computed(request)  # its copy to the host may not have happened
-        unwritten = set(plan.indexed)
+        unwritten = {*plan.indexed, *(block for _host, block in plan.swap_in)}
+        for seq_id, start in zip(plan.seq_ids, plan.starts.tolist(), strict=True):
+            request = requests.get(seq_id)
+            if request is not None and request.status is Status.RUNNING:
+                self.memory.take_back(request, max(0, request.num_computed - start))
+                self._resent.append(TableDelta(request.slot, 0, tuple(request.blocks)))
         self.pool.forget(unwritten)
-        ending = [request for seq_id in plan.seq_ids if (request := self.requests.get(seq_id)) is not None]
-        if unwritten:
-            ended = set(ending)
-            ending += [r for r in self.running if r not in ended and not unwritten.isdisjoint(r.blocks)]
+        for request in list(self.running):
+            full = request.num_computed // self.pool.block_size
+            if not unwritten.isdisjoint(request.blocks[:full]):
+                self._preempt(Victim(request, "recompute"), Draft())
+
+    def shrink(self, plan: StepPlan) -> bool:
+        """The step was too large for the device: later ones are smaller. False where it cannot be made smaller."""
+        return self.limits.shrink(plan)
+
+    def fail(self, seq_ids: Iterable[int], error: str) -> list[Outcome]:
+        """Ends requests that are at fault; nothing they wrote is ever hit again."""
+        ending = [self.requests[seq_id] for seq_id in seq_ids if seq_id in self.requests]
         for request in ending:
             self.memory.distrust(request)
         return [self._finish(request, End(FinishReason.ERROR, error=error)) for request in ending]

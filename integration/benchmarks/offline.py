@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cb_backend import Engine, EngineConfig, SamplingParams
-from cb_backend.engine.core import CallMessage
+from cb_backend.engine.messages import CallMessage
 from cb_backend.request import TokenDelta
 
 from .meter import Meter, load_workload, wait_for_turn

@@ -115,12 +115,13 @@ def test_a_first_choice_whose_row_fails_ends_them_all():
     choices.check()
 
 
-def test_a_failed_step_ends_all_choices_of_its_requests():
+def test_a_choice_at_fault_ends_all_choices_of_its_request():
     scheduler, choices = make(max_num_seqs=2)
     choices.add(make_request("r", 6, 9, n=4))
     step(scheduler, choices=choices)
     plan = scheduler.plan()
-    outcomes = choices.settled(scheduler.fail(plan, "out of memory"), failed=True)
+    scheduler.undo(plan)
+    outcomes = choices.settled(scheduler.fail(plan.seq_ids[:1], "out of memory"), failed=True)
     assert sorted((r.index, d.error) for r, d in outcomes) == [(i, "out of memory") for i in range(4)]
     choices.check()
     assert not scheduler.has_work

@@ -260,11 +260,13 @@ def test_a_row_that_fails_ends_alone_and_its_blocks_are_never_hit():
     assert again.num_cached == 0
 
 
-def test_a_failed_step_ends_its_requests_and_only_those():
+def test_requests_at_fault_end_and_only_those():
     scheduler = make_scheduler(budget=64, max_num_seqs=1)
     scheduler.add(*make_request("a", 5, 3))
     scheduler.add(*make_request("b", 5, 3))
-    outcomes = scheduler.fail(scheduler.plan(), "out of memory")
+    plan = scheduler.plan()
+    scheduler.undo(plan)
+    outcomes = scheduler.fail(plan.seq_ids, "out of memory")
     assert [(r.request_id, d.error) for r, d in outcomes] == [("a", "out of memory")]
     scheduler.check()
     plan, _ = step(scheduler)
@@ -377,7 +379,8 @@ def test_what_a_failed_step_wrote_is_never_hit_by_whoever_lost_its_memory_meanwh
         scheduler._preempt(Victim(request, "recompute"), Draft())
     else:
         scheduler.finish(request, FinishReason.ABORT)
-    scheduler.fail(in_flight, "out of memory")
+    scheduler.undo(in_flight)
+    scheduler.fail([request.seq_id], "out of memory")
     scheduler.check()
     assert not scheduler.has_work
     (again,) = make_request("again", list(range(10, 23)), 1)
@@ -403,17 +406,42 @@ def test_what_a_failed_row_wrote_is_never_hit_although_its_request_has_gone(gone
     assert again.num_cached == 0
 
 
-def test_a_request_planned_on_top_of_a_step_that_fails_ends_with_it():
-    """With overlap it has hit blocks that were never written."""
+def test_a_request_that_hit_what_a_failed_step_should_have_written_computes_it_itself():
     scheduler = make_scheduler(budget=64)
     scheduler.add(*make_request("first", list(range(10, 23)), 3))
     failing = scheduler.plan()
     scheduler.add(*make_request("second", list(range(10, 23)), 3))
     scheduler.add(*make_request("other", 5, 3))
-    scheduler.plan()
-    ended = scheduler.fail(failing, "out of memory")
-    assert sorted(request.request_id for request, _ in ended) == ["first", "second"]
+    scheduler.undo(scheduler.plan())
+    scheduler.undo(failing)
     scheduler.check()
+    scheduler.fail(failing.seq_ids, "out of memory")
+    plan, _ = step(scheduler)
+    assert table(plan) == {"other": 5, "second": 13}
+
+
+def test_a_step_that_is_taken_back_is_planned_again():
+    scheduler = make_scheduler(budget=64)
+    scheduler.add(*make_request("chunk", 9, 3))
+    scheduler.add(*make_request("decode", 4, 3, priority=-1))
+    step(scheduler)
+    plan = scheduler.plan()
+    scheduler.undo(plan)
+    scheduler.check()
+    again = scheduler.plan()
+    assert (table(again), again.starts.tolist()) == (table(plan), plan.starts.tolist())
+    assert again.token_ids.tolist() == plan.token_ids.tolist()
+
+
+def test_a_copy_to_the_host_that_may_not_have_happened_does_not_count():
+    scheduler = make_scheduler(num_blocks=4, host_blocks=4, mode="swap", budget=64, prefix_caching=False)
+    scheduler.add(*make_request("a", 7, 9))
+    scheduler.add(*make_request("b", 7, 9))
+    while not (plan := scheduler.plan()).swap_out:
+        scheduler.settle(plan, answer(plan), 0.0)
+    scheduler.undo(plan)
+    scheduler.check()
+    assert (scheduler.num_swapped, scheduler.host.num_used) == (0, 0)
 
 
 def test_a_row_may_give_several_tokens_as_far_as_the_one_that_ends():

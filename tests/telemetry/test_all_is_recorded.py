@@ -124,11 +124,11 @@ async def scenario(engine: Engine, seen: Seen) -> None:
     assert (await read(ask(max_tokens=60, seconds=0.02))).finish_reason == "timeout"
 
     def broken(plan: Any) -> Any:
-        engine.core.executor.launch = launch
         raise RuntimeError("the device is gone")
 
     engine.core.executor.launch = broken
     assert (await read(ask())).finish_reason == "error"
+    engine.core.executor.launch = launch
 
 
 def surprised_forecast(model: str, seen: Seen) -> None:
@@ -172,7 +172,7 @@ def seen(tiny_llama: Any) -> Iterator[Seen]:
             decode = engine.tokenizer.decode
             asyncio.run(scenario(engine, seen))
             until = time.monotonic() + 10
-            while seen.registry.get_sample_value("cb_engine_errors_total", {"model": "tiny", "kind": "step"}) != 1:
+            while seen.registry.get_sample_value("cb_engine_errors_total", {"model": "tiny", "kind": "step"}) != 2:
                 assert time.monotonic() < until, "the last step was not reported"
                 time.sleep(0.02)
             seen.look(engine)

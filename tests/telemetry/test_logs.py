@@ -61,7 +61,7 @@ def test_choices_end_in_one_line_with_the_gravest_reason():
 
 
 def test_an_error_is_in_the_line():
-    engine = ScriptedEngine(failing={1})
+    engine = ScriptedEngine(failing={1, 2})
     kept = summaries(engine)
     engine.run(engine.request("r"))
     fields = line(kept[0])

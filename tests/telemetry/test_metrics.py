@@ -97,9 +97,9 @@ def test_preemptions_are_counted_by_mode_with_their_bytes():
 
 def test_a_failed_step_and_its_requests_are_errors():
     measured = Measured()
-    measured.engine.failing = {2}
+    measured.engine.failing = {2, 3, 4, 5}  # once more, and each request alone
     measured.run(measured.engine.request("a"), measured.engine.request("b"))
-    assert measured.value("cb_engine_errors_total", kind="step") == 1
+    assert measured.value("cb_engine_errors_total", kind="step") == 4
     assert measured.value("cb_engine_errors_total", kind="request") == 2
 
 

@@ -221,7 +221,7 @@ def test_a_request_that_never_ran_was_queued_all_its_life():
 
 def test_a_failed_step_is_an_error_with_its_message():
     traced = Traced()
-    traced.engine.failing = {2}
+    traced.engine.failing = {2, 3}
     assert traced.engine.run(traced.engine.request("r", 4, 4)) == {("r", 0): FinishReason.ERROR}
     root = traced.root()
     assert root.status.status_code is StatusCode.ERROR
