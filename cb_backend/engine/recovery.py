@@ -43,6 +43,7 @@ class Recovery:
 
     def succeeded(self) -> None:
         """A step succeeded."""
+        self._scheduler.limits.grow()
         if not self._groups:
             self._failures = 0
 

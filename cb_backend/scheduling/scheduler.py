@@ -252,7 +252,6 @@ class Scheduler:
         memory since the step was planned gets its tokens all the same; one that ended does not."""
         outcomes: list[Outcome] = []
         requests = self.requests
-        self.limits.grow()
         for seq_id in (*plan.admitted, *plan.resumed):
             request = requests.get(seq_id)
             if request is not None and request.timings.admitted is None:
