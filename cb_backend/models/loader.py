@@ -25,6 +25,7 @@ from ..attention.hook import IMPLEMENTATION, register
 from ..config import EngineConfig
 from ..errors import ModelError, first_line
 from ..kv.storage import KVGeometry
+from .intact import check_weights
 from .narrow import compute_in_float32
 from .source import ModelSource, resolve_model
 from .support import causal_lm_class, kv_geometry
@@ -244,6 +245,7 @@ def _load_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
             f"the checkpoint of '{name}' in {path} lacks {len(missing)} weights, e.g. {missing[0]}; it is incomplete "
             "or of another architecture than its config.json says"
         )
+    check_weights(model, report["unexpected_keys"], path, name)
     return model
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cb_backend.config import EngineConfig
@@ -194,6 +195,48 @@ def test_an_incomplete_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path) -
     path = edited(tiny_llama, tmp_path / "m", num_hidden_layers=4)
     with pytest.raises(ModelError, match=r"lacks 9 weights, e\.g\. model\.layers\.3\."):
         load(path)
+
+
+def changed(source: Path, target: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """A copy of a model with one tensor changed."""
+    path = edited(source, target)
+    weights = load_file(path / "model.safetensors")
+    key = "model.layers.1.mlp.up_proj.weight"
+    weights[key] = change(weights[key].clone()).contiguous()
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_damaged_numbers_are_told_with_their_tensor(tiny_llama: Path, tmp_path: Path, value: float) -> None:
+    def damage(weight: torch.Tensor) -> torch.Tensor:
+        weight[3, 2] = value
+        return weight
+
+    path = changed(tiny_llama, tmp_path / "m", damage)
+    with pytest.raises(ModelError, match=r"damaged: model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity"):
+        load(path)
+
+
+def test_a_lone_integer_weight_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    path = changed(tiny_llama, tmp_path / "m", lambda weight: (weight * 100).to(torch.int8))
+    with pytest.raises(ModelError, match=r"up_proj\.weight in .* is I8; quantized weights are not supported"):
+        load(path)
+
+
+def test_more_layers_than_the_configuration_has_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    path = edited(tiny_llama, tmp_path / "m", num_hidden_layers=2)
+    with pytest.raises(ModelError, match=r"more layers than its config\.json says, e\.g\. model\.layers\.2\."):
+        load(path)
+
+
+def test_a_buffer_that_older_checkpoints_hold_is_left_out(tiny_llama: Path, tmp_path: Path) -> None:
+    path = edited(tiny_llama, tmp_path / "m")
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.self_attn.rotary_emb.inv_freq_of_old"] = torch.ones(4)
+    weights["vision_tower.layers.9.weight"] = torch.ones(4)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    load(path)
 
 
 def test_torn_weights_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
