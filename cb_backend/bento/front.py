@@ -6,8 +6,8 @@ Without this the spans that a request came through would be missing where its tr
 
 from __future__ import annotations
 
-from ..telemetry.asgi_spans import drop_chunk_spans
-from ..telemetry.provider import FLUSH_SECONDS, flush
+from ..telemetry.tracing.asgi_spans import drop_chunk_spans
+from ..telemetry.tracing.provider import FLUSH_SECONDS, flush
 from .compat import tracer_provider
 
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 import bentoml
 
 from ..errors import RequestError
-from ..telemetry.recorder import Recorder
-from ..telemetry.timeline import PATH, timeline_app, timeline_enabled
+from ..telemetry.timeline.page import PATH, timeline_app, timeline_enabled
+from ..telemetry.timeline.recorder import Recorder
 
 Service = TypeVar("Service")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .context import own_caller, phase, request_context
 from .logs import follow_bentoml
+from .tracing.context import own_caller, phase, request_context
 
 if TYPE_CHECKING:
     from .setup import Telemetry, offline, service

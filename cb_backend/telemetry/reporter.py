@@ -17,7 +17,7 @@ from typing import Any
 from ..request import Request, TokenDelta
 from ..scheduling.plan import StepPlan
 from .logs import log_request
-from .metrics import Metrics, StepNumbers
+from .metrics.collector import Metrics, StepNumbers
 from .summary import RequestSummary
 
 logger = logging.getLogger("cb_backend")

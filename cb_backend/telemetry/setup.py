@@ -14,20 +14,20 @@ from opentelemetry import trace
 
 from .. import _version
 from ..scheduling.lengths import LengthCurves
-from .asgi_spans import drop_chunk_spans
-from .context import captures_content
-from .forecast import ForecastError
 from .logs import follow_bentoml, logs_prompts
 from .logs import logger as request_logger
+from .metrics.forecast import ForecastError
 from .observer import Observer
-from .provider import FLUSH_SECONDS, flush
-from .recorder import Occupancy, Recorder
 from .reporter import Reporter
 from .summary import Summaries
-from .tracing import Tracing
+from .timeline.recorder import Occupancy, Recorder
+from .tracing.asgi_spans import drop_chunk_spans
+from .tracing.context import captures_content
+from .tracing.provider import FLUSH_SECONDS, flush
+from .tracing.spans import Tracing
 
 if TYPE_CHECKING:
-    from .metrics import Metrics
+    from .metrics.collector import Metrics
 
 
 class ObservedCore(Protocol):
@@ -92,7 +92,7 @@ def offline(engine: ObservedEngine) -> Telemetry:
 
 def service(engine: ObservedEngine, provider: Any) -> Telemetry:
     """For an engine in a service: the service's tracer `provider` without its chunk spans, metrics, log lines."""
-    from .metrics import Metrics
+    from .metrics.collector import Metrics
 
     follow_bentoml()
     drop_chunk_spans(provider)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 
 from ..request import FinishReason, Request, TokenDelta
-from .context import caller_of
 from .latency import Latency
+from .tracing.context import caller_of
 
 if TYPE_CHECKING:
     from ..scheduling.plan import StepPlan

@@ -19,7 +19,7 @@ from cb_backend.scheduling.admission import Admission
 from cb_backend.scheduling.lengths import LengthCurves
 from cb_backend.scheduling.preemption import CostModel, Preemption
 from cb_backend.scheduling.scheduler import Scheduler
-from cb_backend.telemetry.metrics import Metrics
+from cb_backend.telemetry.metrics.collector import Metrics
 from tests.engine.test_core import Reader, ScriptedExecutor, ask
 from tests.scheduling.scripted import make_request
 

@@ -19,7 +19,7 @@ import cb_backend
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {f"cb_kernels/cpu/src/{path.name}" for path in (ROOT / "kernels" / "cb_kernels" / "cpu" / "src").iterdir()}
-DATA = {"cb_backend/py.typed", "cb_kernels/py.typed", "cb_backend/telemetry/timeline.html"}
+DATA = {"cb_backend/py.typed", "cb_kernels/py.typed", "cb_backend/telemetry/timeline/timeline.html"}
 LIBRARY = "cb_kernels/cpu/libcb_cpu.so"
 
 # Writes an empty file where it is told to: what is packed is of interest here, not the compiling.

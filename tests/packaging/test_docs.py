@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cb_backend.config import AdmissionConfig, EngineConfig
-from cb_backend.telemetry.metric_table import BY_NAME
+from cb_backend.telemetry.metrics.table import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

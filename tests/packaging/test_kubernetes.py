@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cb_backend.telemetry.metric_table import BY_NAME
+from cb_backend.telemetry.metrics.table import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "integration" / "kubernetes"

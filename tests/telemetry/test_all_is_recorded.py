@@ -22,9 +22,10 @@ from prometheus_client import CollectorRegistry
 
 from cb_backend import Engine, RequestError, SamplingParams
 from cb_backend.request import FinishReason, RequestOutput, RequestTimings
-from cb_backend.telemetry import metrics, phase, reporter, request_context, semconv, setup
+from cb_backend.telemetry import phase, reporter, request_context, semconv, setup
 from cb_backend.telemetry.logs import line
-from cb_backend.telemetry.metric_table import METRICS
+from cb_backend.telemetry.metrics import collector as metrics
+from cb_backend.telemetry.metrics.table import METRICS
 from cb_backend.telemetry.summary import RequestSummary
 
 PROMPT = list(range(5, 25))

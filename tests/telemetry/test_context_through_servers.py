@@ -155,7 +155,7 @@ def test_a_request_that_runs_when_the_service_is_ended_has_its_whole_trace(direc
     assert len(reasons) == 16 and set(reasons) <= {"abort", "length"}  # as far as the service lets them run
     own = [span for span in spans if span.parent_span_id == request.span_id]
     assert sum(span.name == "queued" for span in own) == 16
-    assert sum(span.name == "decode" for span in own) >= 2  # 16 of them may not fit into the pool at once
+    assert sum(span.name == "decode" for span in own) >= 1  # how many run at once depends on the pool
     assert max(span.end_time_unix_nano for span in own) <= request.end_time_unix_nano
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cb_backend.scheduling.lengths import LengthCurves
-from cb_backend.telemetry.forecast import ForecastError, expected_lengths
+from cb_backend.telemetry.metrics.forecast import ForecastError, expected_lengths
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cb_backend.telemetry import semconv
-from cb_backend.telemetry.metric_table import METRICS
+from cb_backend.telemetry.metrics.table import METRICS
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "integration" / "prometheus"

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from cb_backend.telemetry.logs import follow_bentoml, line, log_request, logs_prompts
 from cb_backend.telemetry.summary import RequestSummary, Summaries
-from cb_backend.telemetry.tracing import Tracing
+from cb_backend.telemetry.tracing.spans import Tracing
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cb_backend.request import FinishReason
-from cb_backend.telemetry.metric_table import METRICS, markdown
-from cb_backend.telemetry.metrics import Bounded, Metrics
+from cb_backend.telemetry.metrics.collector import Bounded, Metrics
+from cb_backend.telemetry.metrics.table import METRICS, markdown
 from cb_backend.telemetry.reporter import Reporter
 from cb_backend.telemetry.summary import Summaries
-from cb_backend.telemetry.tracing import Tracing
+from cb_backend.telemetry.tracing.spans import Tracing
 from tests.telemetry.scripted_engine import BYTES_PER_BLOCK, ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
@@ -227,7 +227,7 @@ def test_in_multiprocess_mode_a_gauge_is_one_series_of_the_newest_process(tmp_pa
     program = """
 import sys
 from tests.telemetry.scripted_engine import ScriptedEngine
-from cb_backend.telemetry.metrics import Metrics
+from cb_backend.telemetry.metrics.collector import Metrics
 stats = ScriptedEngine().core.stats()
 metrics = Metrics("tiny", stats)
 metrics.refresh({**stats, "running": int(sys.argv[1]), "generated_tokens": 10})
@@ -251,7 +251,7 @@ def test_importing_the_package_leaves_prometheus_client_alone():
     """BentoML sets the multiprocess directory after the service module is imported."""
     program = """
 import sys
-import cb_backend.telemetry.setup, cb_backend.telemetry.metrics, cb_backend.telemetry.timeline
+import cb_backend.telemetry.setup, cb_backend.telemetry.metrics.collector, cb_backend.telemetry.timeline.page
 print(sorted({name.split(".")[0] for name in sys.modules} & {"prometheus_client", "bentoml", "torch", "starlette"}))
 """
     found = subprocess.run(

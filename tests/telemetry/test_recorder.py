@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from cb_backend.telemetry.cells import COLOURS, states
-from cb_backend.telemetry.export import chrome_trace, main, text_table
-from cb_backend.telemetry.picture import CHART_HEIGHT, GAP, LEFT, ROW_HEIGHT, draw
-from cb_backend.telemetry.recorder import Recorder
-from cb_backend.telemetry.recording import load
+from cb_backend.telemetry.timeline.cells import COLOURS, states
+from cb_backend.telemetry.timeline.export import chrome_trace, main, text_table
+from cb_backend.telemetry.timeline.picture import CHART_HEIGHT, GAP, LEFT, ROW_HEIGHT, draw
+from cb_backend.telemetry.timeline.recorder import Recorder
+from cb_backend.telemetry.timeline.recording import load
 from tests.scheduling.scripted import MADE, make_request
 from tests.telemetry.scripted_engine import ScriptedEngine
 

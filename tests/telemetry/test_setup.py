@@ -20,7 +20,7 @@ from cb_backend.request import FinishReason, Request
 from cb_backend.sampling.batch import batch_of
 from cb_backend.scheduling.plan import StepPlan
 from cb_backend.telemetry import setup
-from cb_backend.telemetry.asgi_spans import DropChunkSpans, drop_chunk_spans
+from cb_backend.telemetry.tracing.asgi_spans import DropChunkSpans, drop_chunk_spans
 from tests.pace import pure_python
 from tests.telemetry.scripted_engine import ScriptedEngine
 

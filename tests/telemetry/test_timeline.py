@@ -7,9 +7,9 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from cb_backend.telemetry.cells import COLOURS
-from cb_backend.telemetry.recorder import Recorder
-from cb_backend.telemetry.timeline import page, timeline_app, timeline_enabled
+from cb_backend.telemetry.timeline.cells import COLOURS
+from cb_backend.telemetry.timeline.page import page, timeline_app, timeline_enabled
+from cb_backend.telemetry.timeline.recorder import Recorder
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 

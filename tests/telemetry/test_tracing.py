@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from cb_backend.params import SamplingParams
 from cb_backend.request import FinishReason
 from cb_backend.telemetry import phase, request_context
-from cb_backend.telemetry.tracing import Tracing
+from cb_backend.telemetry.tracing.spans import Tracing
 from tests.telemetry.scripted_engine import BYTES_PER_BLOCK, ScriptedEngine
 
 
@@ -269,7 +269,7 @@ def test_bentomls_sampler_records_without_sampling_and_is_understood():
     traced = Traced(sampler=ParentBasedTraceIdRatio(0.0))
     (request,) = traced.engine.request("r")
     traced.tracing.on_added(request)
-    assert traced.tracing._lives == {}
+    assert traced.tracing._choices == {}
 
 
 @pytest.mark.parametrize(
@@ -306,4 +306,4 @@ def test_without_a_provider_there_are_no_spans_to_keep():
     tracing = Tracing(trace.NoOpTracerProvider().get_tracer("none"), "tiny")
     (request,) = ScriptedEngine().request("r")
     tracing.on_added(request)
-    assert tracing._lives == {}
+    assert tracing._choices == {}

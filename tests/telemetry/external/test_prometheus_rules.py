@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cb_backend.telemetry.metric_table import METRICS
+from cb_backend.telemetry.metrics.table import METRICS
 from tests.telemetry.external.conftest import ROOT
 from tests.telemetry.test_metrics import Measured
 

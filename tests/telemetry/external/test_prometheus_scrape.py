@@ -8,7 +8,7 @@ import httpx
 import pytest
 import yaml
 
-from cb_backend.telemetry.metric_table import METRICS
+from cb_backend.telemetry.metrics.table import METRICS
 from tests.telemetry.external.conftest import ROOT
 from tests.telemetry.external.serving import MODEL, Process, Served, free_port, wait_until
 from tests.telemetry.test_integration_files import dashboard

@@ -14,9 +14,9 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from cb_backend.telemetry.cells import states
-from cb_backend.telemetry.recorder import Recorder
-from cb_backend.telemetry.timeline import PATH, timeline_app
+from cb_backend.telemetry.timeline.cells import states
+from cb_backend.telemetry.timeline.page import PATH, timeline_app
+from cb_backend.telemetry.timeline.recorder import Recorder
 from tests.telemetry.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.needs_chromium

@@ -16,7 +16,7 @@ from typing import Any
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from . import semconv
+from .. import semconv
 
 _KEY = otel_context.create_key("cb_backend.request")
 _CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"

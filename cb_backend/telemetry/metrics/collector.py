@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..request import FinishReason
-from . import semconv
-from .metric_table import MAX_CLASSES, MAX_REFUSAL_REASONS, METRICS
-from .summary import RequestSummary
+from ...request import FinishReason
+from .. import semconv
+from ..summary import RequestSummary
+from .table import MAX_CLASSES, MAX_REFUSAL_REASONS, METRICS
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

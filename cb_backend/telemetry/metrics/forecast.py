@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..request import FinishReason, Request, TokenDelta
-from ..scheduling.lengths import SCALE, LengthCurves
-from ..scheduling.plan import StepPlan
+from ...request import FinishReason, Request, TokenDelta
+from ...scheduling.lengths import SCALE, LengthCurves
+from ...scheduling.plan import StepPlan
 
 _COUNTS = (FinishReason.STOP, FinishReason.LENGTH)
 

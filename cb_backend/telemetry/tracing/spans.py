@@ -19,11 +19,11 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
-from ..request import FinishReason, Request, TokenDelta
-from ..scheduling.plan import StepPlan
-from . import semconv
+from ...request import FinishReason, Request, TokenDelta
+from ...scheduling.plan import StepPlan
+from .. import semconv
+from ..latency import Latency
 from .context import Caller, caller_of
-from .latency import Latency
 
 Event = tuple[str, float, dict[str, Any]]
 
@@ -31,14 +31,14 @@ QUEUED, PREFILL, DECODE, PREEMPTED, RESUMED = "queued", "prefill", "decode", "pr
 
 
 @dataclass(slots=True, eq=False)
-class _Root:
+class RequestSpan:
     """The span of one request; its choices share it."""
 
     span: Span
     context: Any
     caller: Caller
     epoch: int  # nanoseconds to add to the engine's clock
-    open: list[_Life] = field(default_factory=list)
+    open: list[ChoiceSpan] = field(default_factory=list)
     ended: list[tuple[Request, TokenDelta]] = field(default_factory=list)
 
     def nanoseconds(self, at: float) -> int:
@@ -46,10 +46,10 @@ class _Root:
 
 
 @dataclass(slots=True, eq=False)
-class _Life:
+class ChoiceSpan:
     """One choice: the phase it is in."""
 
-    root: _Root
+    root: RequestSpan
     request: Request
     phase: str | None
     since: float
@@ -81,81 +81,83 @@ class Tracing:
         self._model = model
         self._bytes_per_block = bytes_per_block
         self._decode = decode
-        self._roots: dict[str, _Root] = {}
-        self._lives: dict[int, _Life] = {}  # by seq_id
-        self._filling: dict[int, _Life] = {}  # in prefill or resumed: the only ones whose chunks matter
+        self._requests: dict[str, RequestSpan] = {}
+        self._choices: dict[int, ChoiceSpan] = {}  # by seq_id
+        self._filling: dict[int, ChoiceSpan] = {}  # in prefill or resumed: the only ones whose chunks matter
 
     # -- observer ---------------------------------------------------------------------------------------------------
 
     def on_added(self, request: Request) -> None:
-        root = self._roots.get(request.request_id)
+        root = self._requests.get(request.request_id)
         if root is None:
             root = self._open(request)
             if root is None:
                 return
-            self._roots[request.request_id] = root
-        life = _Life(root, request, QUEUED, request.timings.enqueued or request.timings.arrival, request.prompt_len)
-        root.open.append(life)
-        self._lives[request.seq_id] = life
+            self._requests[request.request_id] = root
+        choice = ChoiceSpan(
+            root, request, QUEUED, request.timings.enqueued or request.timings.arrival, request.prompt_len
+        )
+        root.open.append(choice)
+        self._choices[request.seq_id] = choice
 
     def on_step(self, plan: StepPlan, started: float, ended: float, error: str | None = None) -> None:
-        if not self._lives:
+        if not self._choices:
             return
         for seq_id, mode in plan.preempted:
-            if life := self._lives.get(seq_id):
-                swapped = life.request.timings.swapped_blocks - life.swapped_blocks
-                life.swapped_blocks += swapped
-                self._enter(life, PREEMPTED, started)
-                life.attributes = {
+            if choice := self._choices.get(seq_id):
+                swapped = choice.request.timings.swapped_blocks - choice.swapped_blocks
+                choice.swapped_blocks += swapped
+                self._enter(choice, PREEMPTED, started)
+                choice.attributes = {
                     semconv.PREEMPTION_MODE: mode,
                     semconv.BLOCKS: swapped,
                     semconv.BYTES: swapped * self._bytes_per_block,
                     semconv.STEP: plan.step,
                 }
         for seq_id in plan.admitted:
-            if life := self._lives.get(seq_id):
-                self._enter(life, PREFILL, started)
-                life.attributes = {semconv.CACHED_TOKENS: life.request.num_cached, semconv.STEP: plan.step}
+            if choice := self._choices.get(seq_id):
+                self._enter(choice, PREFILL, started)
+                choice.attributes = {semconv.CACHED_TOKENS: choice.request.num_cached, semconv.STEP: plan.step}
         for seq_id in plan.resumed:
-            if life := self._lives.get(seq_id):
-                self._enter(life, RESUMED, started)
-                life.attributes = {semconv.STEP: plan.step}
+            if choice := self._choices.get(seq_id):
+                self._enter(choice, RESUMED, started)
+                choice.attributes = {semconv.STEP: plan.step}
         if self._filling:
             self._book_chunks(plan, started, ended, failed=error is not None)
 
     def on_finished(self, request: Request, delta: TokenDelta) -> None:
-        life = self._lives.pop(request.seq_id, None)
-        if life is None:
+        choice = self._choices.pop(request.seq_id, None)
+        if choice is None:
             return
-        self._end_phase(life, request.timings.finished or time.monotonic())
+        self._end_phase(choice, request.timings.finished or time.monotonic())
         self._filling.pop(request.seq_id, None)
-        root = life.root
-        root.open.remove(life)
+        root = choice.root
+        root.open.remove(choice)
         root.ended.append((request, delta))
         if not root.open:
-            del self._roots[request.request_id]
+            del self._requests[request.request_id]
             self._close(root)
 
     # -- other threads ----------------------------------------------------------------------------------------------
 
     def span_context(self, request: Request) -> trace.SpanContext:
         """Ids of the request's span, or of the span it came under when it is not traced."""
-        root = self._roots.get(request.request_id)
+        root = self._requests.get(request.request_id)
         if root is not None:
             return root.span.get_span_context()
         return trace.get_current_span(request.trace_context).get_span_context()
 
     def close(self) -> None:
         """Ends every span that is still open. Call it once the engine thread has ended."""
-        for life in list(self._lives.values()):
-            request = life.request
+        for choice in list(self._choices.values()):
+            request = choice.request
             self.on_finished(
                 request, TokenDelta(request.request_id, request.index, (), finish_reason=FinishReason.ABORT)
             )
 
     # -- the request's span -----------------------------------------------------------------------------------------
 
-    def _open(self, request: Request) -> _Root | None:
+    def _open(self, request: Request) -> RequestSpan | None:
         """Starts the span of a request, or decides that it has none."""
         context = request.trace_context
         parent = trace.get_current_span(context).get_span_context()
@@ -180,9 +182,9 @@ class Tracing:
             span.end()
             return None
         span.set_attributes(_request_attributes(request, caller))
-        return _Root(span, trace.set_span_in_context(span, context), caller, epoch)
+        return RequestSpan(span, trace.set_span_in_context(span, context), caller, epoch)
 
-    def _close(self, root: _Root) -> None:
+    def _close(self, root: RequestSpan) -> None:
         requests = [request for request, _delta in root.ended]
         finished = max(request.timings.finished or time.monotonic() for request in requests)
         for name, began, ended in root.caller.phases:
@@ -198,7 +200,7 @@ class Tracing:
                 break
         root.span.end(root.nanoseconds(finished))
 
-    def _response_attributes(self, root: _Root, requests: list[Request], finished: float) -> dict[str, Any]:
+    def _response_attributes(self, root: RequestSpan, requests: list[Request], finished: float) -> dict[str, Any]:
         ended = sorted(root.ended, key=lambda pair: pair[0].index)
         latency = Latency.of(requests, finished)
         found: dict[str, Any] = {
@@ -230,42 +232,42 @@ class Tracing:
     def _book_chunks(self, plan: StepPlan, started: float, ended: float, *, failed: bool) -> None:
         completed = []
         for item in plan.assignments:
-            life = self._filling.get(item.seq_id)
-            if life is None:
+            choice = self._filling.get(item.seq_id)
+            if choice is None:
                 continue
             chunk = {semconv.TOKENS: item.num_tokens, semconv.TOKENS_START: item.start, semconv.STEP: plan.step}
-            life.events.append(("chunk", started, chunk))
+            choice.events.append(("chunk", started, chunk))
             if item.samples and not failed:
-                completed.append(life)
-        for life in completed:
-            first = life.request.timings.first_token
-            self._enter(life, DECODE, first if first is not None and first >= started else ended)
+                completed.append(choice)
+        for choice in completed:
+            first = choice.request.timings.first_token
+            self._enter(choice, DECODE, first if first is not None and first >= started else ended)
 
-    def _enter(self, life: _Life, phase: str, at: float) -> None:
+    def _enter(self, choice: ChoiceSpan, phase: str, at: float) -> None:
         # With overlap a step is planned before the one before it has settled.
-        at = max(at, life.since)
-        self._end_phase(life, at)
-        life.phase, life.since, life.tokens = phase, at, len(life.request.token_ids)
+        at = max(at, choice.since)
+        self._end_phase(choice, at)
+        choice.phase, choice.since, choice.tokens = phase, at, len(choice.request.token_ids)
         if phase in (PREFILL, RESUMED):
-            self._filling[life.request.seq_id] = life
+            self._filling[choice.request.seq_id] = choice
         else:
-            self._filling.pop(life.request.seq_id, None)
+            self._filling.pop(choice.request.seq_id, None)
 
-    def _end_phase(self, life: _Life, at: float) -> None:
-        if life.phase is None or (life.phase == DECODE and at <= life.since):  # its first token was its last
-            life.phase = None
+    def _end_phase(self, choice: ChoiceSpan, at: float) -> None:
+        if choice.phase is None or (choice.phase == DECODE and at <= choice.since):  # its first token was its last
+            choice.phase = None
             return
-        attributes = life.attributes
-        attributes[semconv.CHOICE_INDEX] = life.request.index
-        if life.phase == DECODE:
+        attributes = choice.attributes
+        attributes[semconv.CHOICE_INDEX] = choice.request.index
+        if choice.phase == DECODE:
             # The token that began the phase was made by the prefill's last chunk.
-            attributes[semconv.TOKENS] = len(life.request.token_ids) - life.tokens
-        self._child(life.root, life.phase, life.since, at, attributes, life.events)
-        life.phase, life.attributes, life.events = None, {}, []
+            attributes[semconv.TOKENS] = len(choice.request.token_ids) - choice.tokens
+        self._child(choice.root, choice.phase, choice.since, at, attributes, choice.events)
+        choice.phase, choice.attributes, choice.events = None, {}, []
 
     def _child(
         self,
-        root: _Root,
+        root: RequestSpan,
         name: str,
         began: float,
         ended: float,
@@ -310,7 +312,7 @@ def _wants_json(response_format: Any) -> bool:
     return response_format is not None and response_format.get("type") in ("json_object", "json_schema")
 
 
-def _content(root: _Root, requests: list[Request], decode: Callable[[Sequence[int]], str]) -> dict[str, str]:
+def _content(root: RequestSpan, requests: list[Request], decode: Callable[[Sequence[int]], str]) -> dict[str, str]:
     """Prompt and answers in the conventions' message form, as JSON text."""
     first = requests[0]
     if root.caller.messages is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from . import semconv
+from .. import semconv
 
 MAX_CLASSES = 32
 MAX_REFUSAL_REASONS = 32
