@@ -1,8 +1,8 @@
 """What other threads may know of the engine: frozen numbers that the engine thread publishes.
 
 The engine thread makes a new `EngineSnapshot` after each step and after messages, before it tells the requests that
-ended; whoever knows of an end therefore finds it in the snapshot. Every other thread reads the newest snapshot and
-nothing else: an attribute that refers to an immutable value needs no lock.
+ended; a thread that knows of an end therefore finds it in the snapshot. Every other thread reads the newest snapshot
+and nothing else: an attribute that refers to an immutable value needs no lock.
 """
 
 from __future__ import annotations

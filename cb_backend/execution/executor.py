@@ -192,7 +192,7 @@ class Executor:
     def check_projection(self) -> None:
         """Compares our logits of a few tokens with those of the model's own forward.
 
-        Writes only to blocks that nobody owns yet; called before the first request.
+        Writes only to blocks that no request owns yet; called before the first request.
 
         Raises:
             ModelError: they differ: the model does something after its output embedding that is not known here.
@@ -212,7 +212,7 @@ class Executor:
     def measure_costs(self) -> CostModel:
         """Times a small prefill, and a block's copy to the host and back: the two constants of preemption.
 
-        Writes only to blocks that nobody owns yet; called before the first request.
+        Writes only to blocks that no request owns yet; called before the first request.
         """
         num_tokens = min(_PROBE_TOKENS, self.storage.num_blocks * self.storage.block_size)
         batch = self._probe_batch(num_tokens)
@@ -235,7 +235,7 @@ class Executor:
     def run_probe(self, num_tokens: int, *, longest: int | None = None, num_samples: int = 0) -> None:
         """One step of made-up sequences of up to `longest` tokens, `num_samples` rows sampled.
 
-        Writes to the first blocks of the pool: only before anybody owns them.
+        Writes to the first blocks of the pool: only before a request owns them.
         """
         hidden = self._forward(self._probe_batch(num_tokens, longest))
         if num_samples:

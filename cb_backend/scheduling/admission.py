@@ -1,7 +1,7 @@
 """Who may take memory: the forecast of the pool's use over the future, and the two policies that other systems have.
 
     forecast    admit while P(use t steps from now > pool) <= risk for every t, by the length curves
-    worst_case  admit while prompt + max_tokens of everybody fits
+    worst_case  admit while prompt + max_tokens of all running requests fits
     prompt      admit whatever fits now
 
 Looking at the peak over the future is the idea of LightLLM's past-future scheduler (Gong et al., ASPLOS 2025); moments
@@ -103,7 +103,7 @@ class Admission:
         self._refused: _Refused | None = None
         self._count = 0  # sequences counted in this round
         self._persistent = 0  # blocks shared by several of them
-        self._reserved = 0  # worst_case: private blocks of everybody at max_tokens
+        self._reserved = 0  # worst_case: private blocks of all members at max_tokens
         self._horizons: Ints = np.zeros(1, dtype=np.int64)
         self._asked: _Asked | None = None
         self._moments = Moments(np.zeros((6, 1), dtype=np.float32))
@@ -121,23 +121,25 @@ class Admission:
         self._begun = False
 
     def _sum_up(self, candidate: Request) -> None:
-        """The sums of the round, made when first needed: in most rounds nobody fits, or the answer is known. And made
-        again for a candidate that may go on for longer than was looked ahead."""
+        """The sums of the round, made when first needed: in most rounds no request fits, or the answer is known.
+
+        They are made again for a candidate that may go on for longer than was looked ahead.
+        """
         if self.policy == "prompt":
             return
         left = candidate.max_tokens - candidate.num_output
         if self._begun and (self.policy == "worst_case" or left <= self._horizons[-1] + 1):
             return
-        everybody = [member.request for member in self._members] if self._begun else self._running
+        running = [member.request for member in self._members] if self._begun else self._running
         self._begun = True
-        self._count = len(everybody)
-        shared = self._shared_blocks(everybody)
-        self._members = [Member(*pair) for pair in zip(everybody, shared, strict=True)]
-        self._persistent = self._distinct(everybody, shared)
+        self._count = len(running)
+        shared = self._shared_blocks(running)
+        self._members = [Member(*pair) for pair in zip(running, shared, strict=True)]
+        self._persistent = self._distinct(running, shared)
         if self.policy == "worst_case":
             self._reserved = sum(self._worst(r, own) for r, own in self._members)
         else:
-            self._begin_forecast(everybody, shared, candidate.max_tokens, left)
+            self._begin_forecast(running, shared, candidate.max_tokens, left)
 
     def admits(self, candidate: Request, new_blocks: int, shared_blocks: int) -> bool:
         """May `candidate` join? It would take `new_blocks` and share `shared_blocks` that others already hold."""
@@ -212,7 +214,7 @@ class Admission:
         return counts
 
     def _distinct(self, running: Sequence[Request], shared: Sequence[int]) -> int:
-        """Number of different shared blocks: what the pool uses beyond everybody's private ones."""
+        """Number of different shared blocks: what the pool uses beyond the private ones."""
         if self.pool is None or not any(shared):
             return 0
         private = sum(len(request.blocks) for request in running) - sum(shared)

@@ -5,8 +5,8 @@
     settle()  books what the device sampled: tokens, ends, freed blocks
 
 Rank is (priority, arrival). A running request holds blocks for all its known tokens, so only a decode ever needs a
-new one. Admission follows rank strictly: nobody overtakes a waiting request of the same or a better priority, so a
-large request is not starved by small ones behind it. A preempted request comes back before anyone new of its priority.
+new one. Admission follows rank strictly: no request overtakes a waiting one of the same or a better priority, so a
+large request is not starved by small ones behind it. A preempted request comes back before a new one of its priority.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Scheduler:
         """Blocks that the running decodes may take before a returning request has made its next token.
 
         Keeping these free when a preempted request comes back means that it is not preempted again before it made
-        progress, unless somebody of a better priority arrives.
+        progress, unless a request of a better priority arrives.
         """
         if not head.preempted or not self.running:
             return 0

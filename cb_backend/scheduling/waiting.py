@@ -74,7 +74,7 @@ class WaitingQueue:
         """Takes the head out."""
         head = self.head()
         if head is None:
-            raise IndexError("nobody waits")
+            raise IndexError("no request waits")
         self.leave(head)
 
     def leave(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A step that raises: the request at fault ends, and nobody else notices."""
+"""A step that raises: the request at fault ends, and no other notices."""
 
 from __future__ import annotations
 

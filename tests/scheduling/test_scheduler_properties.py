@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.names = 0
         self.alive: dict[str, list[Request]] = {}
         self.output: dict[tuple[str, int], list[int]] = {}
-        self.barren: dict[Request, int] = {}  # preemptions since its last token, by nobody better
+        self.barren: dict[Request, int] = {}  # preemptions since its last token, by none of a better priority
 
     @rule(requests=st.lists(REQUEST, min_size=1, max_size=6))
     def arrive(self, requests):
