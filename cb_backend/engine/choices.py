@@ -71,10 +71,16 @@ class Choices:
         return self.settled([self._scheduler.finish(choice, reason) for choice in wanted])
 
     def finish_all(self, reason: FinishReason) -> list[Outcome]:
-        """Ends every request. One that cannot be ended cleanly keeps its memory, but has its end among the outcomes."""
+        """Ends every request. One that cannot be ended cleanly keeps its memory, but has its end among the outcomes.
+
+        So has a choice that ended in a step whose settling raised: its end was not told. One that was told hears it
+        twice, which readers ignore.
+        """
         outcomes: list[Outcome] = []
         for request_id, group in list(self._groups.items()):
             unfinished = [choice for choice in group.choices if choice.status is not Status.FINISHED]
+            untold = [choice for choice in group.choices if choice.status is Status.FINISHED]
+            outcomes += [(choice, TokenDelta(request_id, choice.index, (), finish_reason=reason)) for choice in untold]
             try:
                 outcomes += self.finish(request_id, reason)
             except Exception:

@@ -38,7 +38,7 @@ __all__ = ["KVGeometry", "LoadedModel", "ModelError", "ModelSource", "load_model
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float32}
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("cb_backend")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ from cb_backend.bento import preflight, serve
 from cb_backend.bento.preflight import ROOM, Unfit, before_serving, check_address, check_guard, check_home, check_models
 
 TAG = "mine:abcdef"
+
+
+@pytest.fixture(autouse=True)
+def loggers_stay_on() -> Iterator[None]:
+    """BentoML's command line switches off the loggers that exist before it configures its own."""
+    yield
+    for name in ("cb_backend", "cb_backend.request"):
+        logging.getLogger(name).disabled = False
 
 
 def told(check: Any, *arguments: Any) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
-from cb_backend.engine.core import AddMessage, EngineCore
+from cb_backend.engine.core import AddMessage, CallMessage, EngineCore
 from cb_backend.request import FinishReason
 from tests.engine.test_core import ScriptedExecutor, ask, expected
 from tests.scheduling.scripted import make_request, make_scheduler
@@ -78,7 +79,7 @@ def test_an_observer_that_raises_is_taken_off_and_the_next_one_is_told(held, met
 
 def test_every_request_is_told_of_the_end_although_ending_one_fails(held):
     core, gate = held
-    readers = [ask(core, name, 4, 1000) for name in ("first", "second", "third")]
+    readers = [ask(core, name, 4, 10_000) for name in ("first", "second", "third")]
     gate.release(3)
     core.start()
     for reader in readers:
@@ -94,6 +95,28 @@ def test_every_request_is_told_of_the_end_although_ending_one_fails(held):
     ends = [reader.all()[1] for reader in readers]
     assert [end.request_id for end in ends] == ["first", "second", "third"]
     assert {end.finish_reason for end in ends} <= {FinishReason.ABORT, FinishReason.ERROR}
+
+
+def test_an_end_in_the_step_whose_settling_raised_is_told(held):
+    core, gate = held
+    readers = [ask(core, name, 4, 3) for name in ("first", "second", "third")]
+    gate.release(1)
+    core.start()
+    for reader in readers:
+        reader.next()
+
+    def free_twice():
+        (second,) = [r for r in core.scheduler.running if r.request_id == "second"]
+        core.scheduler.pool.release(second.blocks)
+
+    # Called between the second and the third step. All end in that one, and the second end raises after the first.
+    core.send(CallMessage(free_twice, Future()))
+    gate.release(10**6)
+    ends = [reader.all()[1] for reader in readers]
+    assert [(end.request_id, end.finish_reason) for end in ends] == [
+        (name, FinishReason.ERROR) for name in ("first", "second", "third")
+    ]
+    assert not core.is_alive
 
 
 def test_a_dying_engine_names_no_exception_to_clients(held):

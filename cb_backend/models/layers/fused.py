@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cb_kernels.cpu import Library
     from transformers import PreTrainedModel
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("cb_backend")
 
 
 @dataclass(slots=True)

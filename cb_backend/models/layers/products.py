@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from ...errors import first_line
 from ..narrow import NarrowLinear
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("cb_backend")
 _ROWS_HINT = 64  # rows that oneDNN lays the packed weights out for; others work too
 
 Product = Callable[[torch.Tensor], torch.Tensor]
