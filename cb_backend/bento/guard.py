@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 
 from ..errors import RequestError
+from ..openai.app import MAX_BODY_BYTES
 from ..openai.errors import error_response
 
-MAX_BODY_BYTES = 16 * 2**20
 # Asked by machines that hold no key. What they answer tells nothing of requests.
 PROBES = frozenset(("/livez", "/readyz", "/healthz", "/metrics"))
 
